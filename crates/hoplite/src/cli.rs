@@ -34,6 +34,8 @@ enum Command {
     Issuer(ConfigFile),
     /// Take a private token out of a client's stock and print it, for a browser or curl.
     Token(crate::wallet::Options),
+    /// Print the geofeed of an egress, or check one: which addresses are in which region.
+    Geofeed(crate::geofeed::Options),
     /// Read the relays of a network of C tor from its consensus; prints them for a client's file.
     TorRelays(crate::tor_relays::Options),
     /// Take all traffic of this machine over relays, and block the rest.
@@ -92,6 +94,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Directory(file) => crate::directory::run(&file.config),
         Command::Issuer(file) => crate::issuer::run(&file.config),
         Command::Token(options) => crate::wallet::print(&options, cli.json),
+        Command::Geofeed(options) => crate::geofeed::run(&options, cli.json),
         Command::TorRelays(options) => crate::tor_relays::run(&options, cli.json),
         Command::Up(options) => crate::up::run(&options, cli.json),
         Command::Down(options) => crate::down::run(&options, cli.json),

@@ -10,6 +10,7 @@ mod client;
 mod config;
 mod directory;
 mod down;
+mod geofeed;
 mod http_server;
 mod identity;
 mod issuer;

@@ -6,6 +6,7 @@ use std::{fmt, time::Duration};
 use hoplite_link::Pad;
 use hoplite_wire::{
     forwarding::Transform,
+    region::Zone,
     tuning::{AckPolicy, Congestion, TuningRequest},
 };
 use serde::{
@@ -13,7 +14,7 @@ use serde::{
     de::{self, value::MapAccessDeserializer},
 };
 
-use crate::Mode;
+use crate::{Mode, ShownRegion};
 
 /// How a client treats its hops.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -37,6 +38,11 @@ pub struct Config {
     pub gather: bool,
     /// How large packets to the first relay are.
     pub pad: Pad,
+    /// What the last relay is shown of where the client is, by the word of the first.
+    pub region: ShownRegion,
+    /// The time zone that goes with the country, as `Europe/Berlin`.
+    #[serde(deserialize_with = "hoplite_config::parsed_option")]
+    pub zone: Option<Zone>,
     /// While a hop runs over TCP, how often QUIC is tried again.
     #[serde(deserialize_with = "hoplite_config::seconds")]
     pub quic_retry: Duration,
@@ -80,6 +86,8 @@ impl Default for Config {
             forwarded_ids: 64,
             gather: true,
             pad: Pad::Off,
+            region: ShownRegion::None,
+            zone: None,
             quic_retry: Duration::from_secs(10),
             isolated: 64,
             spare: true,

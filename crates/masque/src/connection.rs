@@ -26,6 +26,7 @@ use crate::{
     forward::{Forwarder, Negotiation},
     hop::answered,
     inbox::Inbox,
+    told::Told,
     tunnel::Arriving,
 };
 
@@ -43,6 +44,8 @@ pub(crate) struct Connection {
     /// Shown with each request until the relay has let the connection in; it is this connection's alone.
     token: Option<PrivateToken>,
     admitted: AtomicBool,
+    /// Where the region goes that the relay tells.
+    told: Option<Arc<Told>>,
     /// The link below, if that is QUIC: it knows whether the relay answers, and packets may pass it by.
     link: Option<QuicLink>,
     flows: AtomicUsize,
@@ -60,7 +63,11 @@ pub(crate) struct Lease(Arc<Connection>);
 
 impl Connection {
     /// Begins to speak HTTP on `link`.
-    pub(crate) async fn start(link: Link, token: Option<PrivateToken>) -> Result<Arc<Self>, Error> {
+    pub(crate) async fn start(
+        link: Link,
+        token: Option<PrivateToken>,
+        told: Option<Arc<Told>>,
+    ) -> Result<Arc<Self>, Error> {
         let (session, link) = match link {
             Link::Quic(link) => {
                 let config = h3::Config {
@@ -79,6 +86,7 @@ impl Connection {
             session,
             token,
             admitted: AtomicBool::new(false),
+            told,
             link,
             flows: AtomicUsize::new(0),
             used: Notify::new(),
@@ -159,11 +167,20 @@ impl Connection {
         accepted
     }
 
+    /// As [`Self::admitted`]; with a flow the first relay says where the client is.
+    fn opened(&self, response: &ResponseHead) -> Result<(), Error> {
+        self.admitted(response)?;
+        if let Some(told) = &self.told {
+            told.hear(response);
+        }
+        Ok(())
+    }
+
     /// A TCP flow, once the relay has connected.
     pub(crate) async fn stream(self: Arc<Self>, head: &RequestHead) -> Result<Stream, Error> {
         let lease = self.lease();
         let mut exchange = self.request(head).await?;
-        self.admitted(&exchange.response().await?)?;
+        self.opened(&exchange.response().await?)?;
         Ok(Stream::new(exchange.into_stream()?).holding(lease))
     }
 
@@ -193,7 +210,7 @@ impl Connection {
         let head = offer.iter().fold(head.clone(), RequestHead::with_offer);
         let mut exchange = self.request(&head).await?;
         let response = exchange.response().await?;
-        self.admitted(&response)?;
+        self.opened(&response)?;
         let forwarder = match (&self.link, &offer) {
             (Some(link), Some(offer)) => negotiation
                 .agreed(offer, &response)?

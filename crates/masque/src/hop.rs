@@ -20,7 +20,7 @@ use zeroize::Zeroizing;
 
 use crate::{
     Config, Mode, Passed, connection::Connection, forward::Negotiation, gather::Gather,
-    packets::PacketTunnel, pool::Pool, tunnel::Tunnel,
+    packets::PacketTunnel, pool::Pool, told::Told, tunnel::Tunnel,
 };
 
 /// What a client must know to use a relay.
@@ -57,6 +57,8 @@ pub struct Hop {
     negotiation: Arc<Negotiation>,
     /// The first relay sees the client's address anyway: all tokens share one connection to it.
     shared: bool,
+    /// The client's region, which the relay is shown if it is the last.
+    told: Option<Arc<Told>>,
 }
 
 impl Hop {
@@ -70,6 +72,18 @@ impl Hop {
         below: Arc<dyn Overlay>,
         config: &Arc<Config>,
     ) -> Result<Self, Error> {
+        Self::of_path(relay, number, below, config, (None, None))
+    }
+
+    /// As [`Self::new`]; into the first of `regions` goes the client's region that the relay tells, the second is what it is shown.
+    pub(crate) fn of_path(
+        relay: Relay,
+        number: usize,
+        below: Arc<dyn Overlay>,
+        config: &Arc<Config>,
+        regions: (Option<Arc<Told>>, Option<Arc<Told>>),
+    ) -> Result<Self, Error> {
+        let (hears, told) = regions;
         let credentials = Credentials::new(&relay)?;
         let negotiation = Negotiation::new(relay.mode(config), config);
         let name = Arc::from(relay.peer.name.as_str());
@@ -77,11 +91,12 @@ impl Hop {
         let dialer = Dialer::new(below, relay.peer, number, config.link());
         Ok(Self {
             name,
-            pool: Pool::new(dialer, tokens, config),
+            pool: Pool::new(dialer, tokens, hears, config),
             credentials: Arc::new(credentials),
             config: config.clone(),
             negotiation: Arc::new(negotiation),
             shared: number == 0,
+            told,
         })
     }
 
@@ -186,23 +201,33 @@ impl Hop {
     }
 
     async fn stream(&self, target: &Target, terms: &Terms) -> Result<Stream, Error> {
-        let head = self.credentials.connect(target);
-        if terms.early {
-            // What is written to a stream that was handed out may have reached the target: it is not asked for again.
-            let ask = |connection: Arc<Connection>| connection.early_stream(&head, terms.deadline);
-            self.ask(terms, ask).await
-        } else {
-            self.ask(terms, |connection| connection.stream(&head)).await
-        }
+        self.ask(terms, |connection| async move {
+            let head = self.located(self.credentials.connect(target));
+            if terms.early {
+                // What is written to a stream that was handed out may have reached the target: it is not asked for again.
+                connection.early_stream(&head, terms.deadline).await
+            } else {
+                connection.stream(&head).await
+            }
+        })
+        .await
     }
 
     async fn tunnel(&self, target: &Target, terms: &Terms) -> Result<Tunnel, Error> {
-        let head = self.credentials.connect_udp(target);
         let queue = self.config.datagram_queue;
-        self.ask(terms, |connection| {
-            Tunnel::open(connection, &head, queue, &self.negotiation)
+        self.ask(terms, |connection| async move {
+            let head = self.located(self.credentials.connect_udp(target));
+            Tunnel::open(connection, &head, queue, &self.negotiation).await
         })
         .await
+    }
+
+    /// With the client's region, as far as it is shown. Called once there is a connection: until then the first relay may have said nothing.
+    fn located(&self, head: RequestHead) -> RequestHead {
+        match &self.told {
+            Some(told) => told.show(self.config.region, self.config.zone.as_ref(), head),
+            None => head,
+        }
     }
 
     async fn packets(&self, scope: &Scope, terms: &Terms) -> Result<PacketTunnel, Error> {

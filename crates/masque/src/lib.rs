@@ -14,9 +14,11 @@ mod packets;
 mod path;
 mod pool;
 mod spare;
+mod told;
 mod tunnel;
 
 pub use config::{Acks, Config};
 pub use forward::{Mode, Passed};
 pub use hop::{Hop, Relay, TokenSource};
 pub use path::{Choose, MAX_HOPS, Path, Paths};
+pub use told::ShownRegion;

@@ -10,7 +10,7 @@ use hoplite_wire::{Target, connect_ip::Scope};
 use parking_lot::Mutex;
 use tracing::warn;
 
-use crate::{Config, Hop, Mode, Relay, spare::Spares};
+use crate::{Config, Hop, Mode, Relay, spare::Spares, told::Told};
 
 /// More than four hops cost packet size and time, and hide nothing more.
 pub const MAX_HOPS: usize = 4;
@@ -43,6 +43,7 @@ impl Path {
         let mut hops: Vec<Hop> = Vec::with_capacity(relays.len());
         let (carrying, last) = (carrying(config), relays.len().saturating_sub(1));
         let mut tunnelled = 0;
+        let told = Arc::<Told>::default();
         for (number, relay) in relays.into_iter().enumerate() {
             let below = hops
                 .last()
@@ -59,7 +60,17 @@ impl Path {
             }
             config.link.tunnelled_below = tunnelled;
             tunnelled += usize::from(relay.mode(&config) == Mode::Tunnelled);
-            hops.push(Hop::new(relay, number, below, &Arc::new(config))?);
+            let regions = (
+                (number == 0).then(|| told.clone()),
+                (number == last).then(|| told.clone()),
+            );
+            hops.push(Hop::of_path(
+                relay,
+                number,
+                below,
+                &Arc::new(config),
+                regions,
+            )?);
         }
         let last = hops.last().cloned();
         let last =

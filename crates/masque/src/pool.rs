@@ -19,7 +19,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, time::Instant};
 use tracing::debug;
 
-use crate::{Config, connection::Connection, hop::TokenSource};
+use crate::{Config, connection::Connection, hop::TokenSource, told::Told};
 
 /// How often an isolated or a replaced connection is looked at for idleness.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
@@ -34,6 +34,8 @@ pub(crate) struct Pool {
     pub(crate) dialer: Dialer,
     pub(crate) config: Arc<Config>,
     tokens: Option<Arc<dyn TokenSource>>,
+    /// Where the region goes that the relay tells, if it is the first.
+    told: Option<Arc<Told>>,
     /// When the relay last refused one of them.
     refused: Mutex<Option<Instant>>,
     me: Weak<Self>,
@@ -59,12 +61,14 @@ impl Pool {
     pub(crate) fn new(
         dialer: Dialer,
         tokens: Option<Arc<dyn TokenSource>>,
+        told: Option<Arc<Told>>,
         config: &Arc<Config>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             dialer,
             config: config.clone(),
             tokens,
+            told,
             refused: Mutex::default(),
             me: me.clone(),
             slots: Mutex::default(),
@@ -244,7 +248,7 @@ async fn dial(pool: Arc<Pool>, token: Isolation) -> Result<Arc<Connection>, Erro
     };
     let link = pool.dialer.race(&terms).await?;
     // Only now: what cannot be reached costs no token.
-    let connection = Connection::start(link, pool.token()?).await?;
+    let connection = Connection::start(link, pool.token()?, pool.told.clone()).await?;
     pool.keep(&token, &connection);
     follow(&Arc::downgrade(&pool), &token, connection.clone());
     Ok(connection)
@@ -325,7 +329,7 @@ async fn back_to_quic(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<Con
             continue;
         };
         let Ok(fresh) = strong.token() else { continue };
-        let Ok(quic) = Connection::start(Link::Quic(link), fresh).await else {
+        let Ok(quic) = Connection::start(Link::Quic(link), fresh, strong.told.clone()).await else {
             continue;
         };
         debug!("hop is back on QUIC");

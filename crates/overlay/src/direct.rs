@@ -24,7 +24,7 @@ use rustix::io::Errno;
 pub use self::{
     echo::{EchoFlow, EchoSettings, echo_is_permitted},
     resolver::{Fixed, Resolver, System},
-    tcp::{KeepAlive, Silence, TcpFlow, connect_socket},
+    tcp::{KeepAlive, Silence, TcpFlow, connect_socket, connect_socket_from},
     udp::{SocketBuffers, UdpFlow, UdpSettings, connect_udp},
 };
 use crate::{

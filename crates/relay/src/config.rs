@@ -6,6 +6,7 @@ use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 use hoplite_wire::{
     Target,
+    geofeed::{Geofeed, LineError},
     special::TRANSLATION_PREFIXES,
     tuning::{AckPolicy, Congestion, TuningGrant},
 };
@@ -19,6 +20,7 @@ mod forwarding;
 mod ip;
 mod limits;
 mod onion;
+mod pool;
 mod text;
 
 pub use directory::Directory;
@@ -29,6 +31,7 @@ pub use hoplite_link::{LinkKind, Pad};
 pub use ip::Ip;
 pub use limits::Limits;
 pub use onion::Onion;
+pub use pool::Pool;
 
 use crate::policy::Rule;
 
@@ -175,6 +178,11 @@ pub struct Egress {
     /// Answer clients' DNS queries by that resolver too (DNS over HTTPS, at `/dns-query`); what `allow` and `deny` refuse is not
     /// told.
     pub dns: bool,
+    /// The addresses that targets see, by region; without any, those that the system takes.
+    pub pool: Vec<Pool>,
+    /// After how many seconds a connection's flows have another address of their pool.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
+    pub renew: Duration,
 }
 
 impl Default for Egress {
@@ -186,6 +194,8 @@ impl Default for Egress {
             nat64: Vec::new(),
             resolver: ResolverChoice::default(),
             dns: true,
+            pool: Vec::new(),
+            renew: Duration::from_secs(4 * 3600),
         }
     }
 }
@@ -211,6 +221,35 @@ pub struct Ingress {
     /// the same way: by this name or by this address.
     #[serde(deserialize_with = "hoplite_config::list")]
     pub relays: Vec<Target>,
+    /// A geofeed (RFC 8805) of clients' addresses: each client is told its region, and nobody else. Not read again.
+    pub geofeed: Option<PathBuf>,
+}
+
+impl Ingress {
+    /// The geofeed, read.
+    ///
+    /// # Errors
+    /// There is no such file, or a line of it is wrong.
+    pub fn read_geofeed(&self) -> Result<Option<Geofeed>, ConfigError> {
+        let Some(path) = &self.geofeed else {
+            return Ok(None);
+        };
+        let wrong = |problem: String| ConfigError {
+            key: "ingress.geofeed",
+            problem: format!("cannot read {}: {problem}", path.display()),
+            file: Some(path.clone()),
+        };
+        let feed = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
+        let told = |errors: Vec<LineError>| {
+            let first = errors.first().map(ToString::to_string);
+            let first = first.unwrap_or_default();
+            wrong(match errors.len() {
+                0 | 1 => first,
+                many => format!("{first}, and {} more", many - 1),
+            })
+        };
+        Geofeed::parse(&feed).map(Some).map_err(told)
+    }
 }
 
 /// How CONNECT-UDP is asked for.
@@ -314,6 +353,7 @@ impl Config {
         self.check_auth()?;
         self.check_name()?;
         self.check_tunnel()?;
+        pool::check(&self.egress)?;
         self.limits.check()?;
         self.fleet.as_ref().map_or(Ok(()), Fleet::check)?;
         self.forwarding.check()?;

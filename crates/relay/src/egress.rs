@@ -10,10 +10,13 @@ use std::{
 };
 
 use hickory_resolver::proto::rr::RecordType;
-use hoplite_overlay::direct::{SocketBuffers, UdpFlow, UdpSettings, connect_socket, connect_udp};
+use hoplite_overlay::direct::{
+    SocketBuffers, UdpFlow, UdpSettings, connect_socket_from, connect_udp,
+};
 use hoplite_wire::{
     Host, HostName, Target,
     dns::{Code, Question, Record, believed},
+    region::Shown,
     special,
 };
 use tokio::{
@@ -31,6 +34,11 @@ use crate::{
     resolve::{Found, ResolveError, Resolver},
 };
 
+mod pools;
+
+pub(crate) use self::pools::Lots;
+use self::pools::Pools;
+
 /// How long a negative answer of ours may be kept, in seconds.
 const NEGATIVE: u32 = 300;
 
@@ -39,7 +47,17 @@ const NEGATIVE: u32 = 300;
 pub(crate) struct Egress {
     policy: Policy,
     resolver: Resolver,
+    pools: Pools,
     patience: Duration,
+}
+
+/// For whom a flow leaves: it decides its address and nothing else.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin<'a> {
+    /// Those of the client's connection.
+    pub(crate) lots: &'a Lots,
+    /// The region that the client shows, which may be a lie.
+    pub(crate) shown: Option<Shown>,
 }
 
 impl Egress {
@@ -48,6 +66,7 @@ impl Egress {
         Self {
             policy: Policy::new(config, listen, local),
             resolver: Resolver::new(&config.egress.resolver, config.limits.resolve),
+            pools: Pools::new(&config.egress),
             patience: config.limits.connect,
         }
     }
@@ -59,12 +78,15 @@ impl Egress {
     pub(crate) async fn tcp(
         &self,
         target: &Target,
+        origin: &Origin<'_>,
         queries: &QueryQuota<'_>,
         metrics: &Metrics,
     ) -> Result<TcpStream, Failure> {
+        let verdict = self.policy.check_target(target)?;
+        let source = |ip| self.source(verdict, origin, ip);
         let addresses = self.addresses(target, queries, metrics).await?;
         let start = Instant::now();
-        let connecting = timeout(self.patience, connect_socket(&addresses));
+        let connecting = timeout(self.patience, connect_socket_from(&addresses, &source));
         let socket = connecting.await.map_err(|_| Failure::TimedOut)??;
         metrics::observe(&metrics.connect, start.elapsed());
         Ok(socket)
@@ -77,24 +99,46 @@ impl Egress {
     pub(crate) async fn udp(
         &self,
         target: &Target,
+        origin: &Origin<'_>,
         queries: &QueryQuota<'_>,
         metrics: &Metrics,
     ) -> Result<UdpFlow, Failure> {
         let mut failure = Failure::Unreachable;
+        let verdict = self.policy.check_target(target)?;
         let settings = UdpSettings {
-            buffers: match self.policy.check_target(target)? {
+            buffers: match verdict {
                 PolicyVerdict::Relay => SocketBuffers::Tunnel,
                 PolicyVerdict::Checked => SocketBuffers::Ordinary,
             },
             ..UdpSettings::default()
         };
         for address in self.addresses(target, queries, metrics).await? {
+            let settings = UdpSettings {
+                source: self.source(verdict, origin, address.ip()),
+                ..settings
+            };
             match connect_udp(address, &settings) {
                 Ok(flow) => return flow.writable().await.map(|()| flow).map_err(Failure::from),
                 Err(error) => failure = error.into(),
             }
         }
         Err(failure)
+    }
+
+    /// Which address of this host a flow to `target` has. A relay is no target: what is carried there leaves as the system says.
+    fn source(
+        &self,
+        verdict: PolicyVerdict,
+        origin: &Origin<'_>,
+        target: IpAddr,
+    ) -> Option<IpAddr> {
+        match verdict {
+            PolicyVerdict::Relay => None,
+            PolicyVerdict::Checked => {
+                let (lots, shown) = (origin.lots, origin.shown.as_ref());
+                self.pools.source(lots, shown, target, Instant::now())
+            }
+        }
     }
 
     /// The addresses of `host` that the policy permits, whatever the port; at least one. For packets, which are judged again one by one.

@@ -293,6 +293,7 @@ impl Shared {
             forwarding: config.forwarding.clone(),
             templates: Templates::new(config.masque.template.as_deref())?,
             egress,
+            geofeed: config.ingress.read_geofeed()?,
             onion,
             ip: Ip::new(config)?,
             serves_dns: config.is_egress() && config.egress.dns,

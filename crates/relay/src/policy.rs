@@ -253,7 +253,9 @@ impl Policy {
 fn translated(config: &Config) -> Vec<IpNet> {
     let published = config.directory.addresses.iter();
     let published = published.map(|address| IpNet::from(address.ip().to_canonical()));
-    config.egress.own.iter().copied().chain(published).collect()
+    let pools = config.egress.pool.iter().flat_map(|pool| &pool.addresses);
+    let own = config.egress.own.iter().chain(pools).copied();
+    own.chain(published).collect()
 }
 
 /// One entry of `[egress] allow` or `deny`: addresses, a name with what is below it, or a port, as an operator writes it.

@@ -8,7 +8,10 @@ use hoplite_crypto::Certificates;
 use hoplite_http::{h1, h2, h3};
 use hoplite_link::Pad;
 use hoplite_quic::Hooks;
-use hoplite_wire::tuning::{Congestion, TuningGrant};
+use hoplite_wire::{
+    geofeed::Geofeed,
+    tuning::{Congestion, TuningGrant},
+};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
@@ -41,6 +44,8 @@ pub(crate) struct Shared {
     pub(crate) forwarding: crate::config::Forwarding,
     pub(crate) templates: Templates,
     pub(crate) egress: Arc<Egress>,
+    /// Where clients are.
+    pub(crate) geofeed: Option<Geofeed>,
     /// Circuits, if they are served.
     pub(crate) onion: Option<Arc<Onion>>,
     pub(crate) ip: Arc<Ip>,

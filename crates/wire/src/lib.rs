@@ -1,4 +1,4 @@
-//! What goes over the wire: targets, relay descriptors, HTTP/3 frames, QPACK, capsules, HTTP datagrams, IP proxying, forwarded mode, SOCKS, QUIC frames, IP packets, DNS messages, Tor cells, Tor's directory documents.
+//! What goes over the wire: targets, relay descriptors, HTTP/3 frames, QPACK, capsules, HTTP datagrams, IP proxying, forwarded mode, SOCKS, QUIC frames, IP packets, DNS messages, geofeeds, Tor cells, Tor's directory documents.
 //! Each module names the specification and section that it implements.
 //!
 //! # Not in this room
@@ -10,6 +10,7 @@ pub mod connect_ip;
 pub mod directory;
 pub mod dns;
 pub mod forwarding;
+pub mod geofeed;
 pub mod h3;
 pub mod http_datagram;
 pub mod http_head;
@@ -19,6 +20,7 @@ pub mod privacy_pass;
 mod proxy_status;
 pub mod qpack;
 pub mod quic_frames;
+pub mod region;
 pub mod socks;
 pub mod special;
 pub mod target;

@@ -51,6 +51,10 @@ pub(crate) fn read(document: &Document) -> Result<Relay, Failure> {
         let read = fleet.read();
         read.map_err(|error| vec![complaint(document, &error)])?;
     }
+    config
+        .ingress
+        .read_geofeed()
+        .map_err(|error| vec![complaint(document, &error)])?;
     Ok(Relay {
         warnings: warnings(&config),
         config,
@@ -70,6 +74,8 @@ fn resolve_paths(config: &mut Config, file: &Path) {
     if let Some(fleet) = &mut config.fleet {
         fleet.key = super::beside(file, &fleet.key);
     }
+    let geofeed = &mut config.ingress.geofeed;
+    *geofeed = geofeed.as_ref().map(|path| super::beside(file, path));
     for entry in &mut config.auth.token {
         entry.file = entry.file.as_ref().map(|path| super::beside(file, path));
     }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use hoplite_masque::ShownRegion;
+
 use super::*;
 
 const PIN: &str = "sha256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
@@ -811,4 +813,26 @@ fn a_relay_gives_a_client_as_many_circuits_as_its_isolation_tokens_may_come_to()
         tokens + client.ahead <= given as usize * 3 / 4 + 1,
         "{tokens} of {given}"
     );
+}
+
+#[test]
+fn a_client_says_what_is_shown_of_its_region() {
+    let tunnel = |keys: &str| {
+        let text = include_str!("../../../../examples/client.toml");
+        let text = text.replacen("\n[tunnel]\n", &format!("\n[tunnel]\n{keys}\n"), 1);
+        let read = client::read(&document(&text).expect("valid"));
+        read.map(|client| client.config.tunnel)
+    };
+    let tunnel_of = |keys| tunnel(keys).expect("right");
+    assert_eq!(tunnel_of("").region, ShownRegion::None);
+    assert_eq!(tunnel_of("region = \"keep\"").region, ShownRegion::Keep);
+    let country = tunnel_of("region = \"country\"\nzone = \"Europe/Berlin\"");
+    assert_eq!(country.region, ShownRegion::Country);
+    assert_eq!(
+        country.zone.map(|zone| zone.to_string()).as_deref(),
+        Some("Europe/Berlin")
+    );
+    for wrong in ["region = \"city\"", "zone = \"+2\""] {
+        tunnel(wrong).expect_err(wrong);
+    }
 }

@@ -242,3 +242,79 @@ fn a_closed_stderr_harms_nobody() {
     drop(child.stderr.take());
     assert_eq!(child.wait().expect("ends").code(), Some(2));
 }
+
+#[test]
+fn a_geofeed_is_checked_line_by_line() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("feed.csv");
+    let check = |feed: &str| {
+        fs::write(&file, feed).expect("written");
+        run(&["geofeed", "check", text(&file)])
+    };
+    let right =
+        check("# ours\n9.9.9.0/24,US,US-CA,,\n9.9.9.9,CH,CH-ZH,Z\u{fc}rich,\n192.0.2.0/24,DE,,,\n");
+    assert_eq!(right.status.code(), Some(0), "{}", stderr(&right));
+    assert_eq!(
+        stdout(&right),
+        "right: 3 prefix(es), 1 of them in one that is elsewhere\n"
+    );
+    let notes = stderr(&right);
+    assert!(notes.contains("9.9.9.9/32 lies in 9.9.9.0/24"), "{notes}");
+    assert!(
+        notes.contains("192.0.2.0/24 is no public prefix"),
+        "{notes}"
+    );
+
+    let wrong =
+        check("9.9.9.0/24,US,DE-BE,,\n9.9.8.0/24,US,,,\n9.9.8.0/24,CH,,,\n9.9.7.1/24,CH,,,\n");
+    assert_eq!(wrong.status.code(), Some(2));
+    let lines = stderr(&wrong);
+    let told: Vec<&str> = lines.lines().collect();
+    for (line, says) in told.iter().zip([
+        "line 1: region DE-BE is not in country US: see RFC 8805",
+        "line 3: 9.9.8.0/24 is there twice",
+        "line 4: the address has bits set behind its prefix: expected 9.9.7.0/24",
+    ]) {
+        assert!(
+            line.starts_with("hoplite: reading the geofeed") && line.contains(says),
+            "{line}"
+        );
+    }
+    assert_eq!(told.len(), 3, "{lines}");
+    assert_eq!(
+        run(&["geofeed", "check", "/no/such"]).status.code(),
+        Some(1)
+    );
+    assert_eq!(run(&["geofeed"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_relays_geofeed_is_printed_and_passes_the_check() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("relay.toml");
+    let relay = "listen = [\"127.0.0.1:0\"]\n";
+    let pools = "[[egress.pool]]\nregion = \"DE-BE\"\naddresses = [\"9.9.9.0/28\", \"2620:fe::/48\"]\n\
+                 [[egress.pool]]\nregion = \"FR\"\naddresses = [\"9.9.9.16\"]\n";
+    fs::write(&config, format!("{relay}{pools}")).expect("written");
+    let printed = run(&["geofeed", "print", "--config", text(&config)]);
+    let feed = "9.9.9.0/28,DE,DE-BE,,\n9.9.9.16/32,FR,,,\n2620:fe::/48,DE,DE-BE,,\n";
+    assert_eq!(stdout(&printed), feed, "{}", stderr(&printed));
+    let file = folder.path().join("feed.csv");
+    fs::write(&file, feed).expect("written");
+    assert_eq!(
+        run(&["geofeed", "check", text(&file)]).status.code(),
+        Some(0)
+    );
+
+    let json = run(&["--json", "geofeed", "print", "--config", text(&config)]);
+    assert!(stdout(&json).contains(r#"{"prefix":"9.9.9.0/28","region":"DE-BE"}"#));
+
+    fs::write(&config, relay).expect("written");
+    let none = run(&["geofeed", "print", "--config", text(&config)]);
+    assert_eq!(none.status.code(), Some(2));
+    assert!(
+        stderr(&none).contains("add [[egress.pool]]"),
+        "{}",
+        stderr(&none)
+    );
+}

@@ -4,7 +4,7 @@ use std::{
     cell::RefCell,
     future::Future,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     os::fd::AsFd,
     pin::Pin,
     task::{Context, Poll, ready},
@@ -45,10 +45,13 @@ pub struct TcpFlow {
 /// The mark of its packets, and when it is given up.
 pub(super) type How = (Option<u32>, Option<Silence>);
 
+/// Which address of this host's a socket towards another has; `None` for whichever the system takes.
+pub type Source<'a> = dyn Fn(IpAddr) -> Option<IpAddr> + Sync + 'a;
+
 /// Connects to whichever of `addresses` answers first (RFC 8305): with a mark on every packet, for the system's routing rules and filters
 /// (setting one needs CAP_NET_ADMIN), and an end to silence.
 pub(super) async fn connect_as(addresses: &[SocketAddr], how: How) -> Result<TcpFlow, Error> {
-    let attempt = |address| connect(address, how);
+    let attempt = |address| connect(address, how, None);
     race(addresses, attempt).await.map(TcpFlow::new)
 }
 
@@ -57,10 +60,26 @@ pub(super) async fn connect_as(addresses: &[SocketAddr], how: How) -> Result<Tcp
 /// # Errors
 /// The most telling error of all attempts.
 pub async fn connect_socket(addresses: &[SocketAddr]) -> Result<TcpStream, Error> {
-    race(addresses, |address| connect(address, How::default())).await
+    connect_socket_from(addresses, &|_| None).await
 }
 
-async fn connect(address: SocketAddr, (mark, silence): How) -> Result<TcpStream, Error> {
+/// As [`connect_socket`], from addresses of the caller's choice.
+///
+/// # Errors
+/// As those of [`connect_socket`]; also when this host has no such address.
+pub async fn connect_socket_from(
+    addresses: &[SocketAddr],
+    source: &Source<'_>,
+) -> Result<TcpStream, Error> {
+    let attempt = |address: SocketAddr| connect(address, How::default(), source(address.ip()));
+    race(addresses, attempt).await
+}
+
+async fn connect(
+    address: SocketAddr,
+    (mark, silence): How,
+    source: Option<IpAddr>,
+) -> Result<TcpStream, Error> {
     let failed = |error| socket_error(error, "connecting");
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4(),
@@ -73,8 +92,19 @@ async fn connect(address: SocketAddr, (mark, silence): How) -> Result<TcpStream,
     if let Some(silence) = silence {
         silence.set(&socket).map_err(failed)?;
     }
+    if let Some(source) = source {
+        bind_source(&socket, source).map_err(failed)?;
+    }
     socket.set_nodelay(true).map_err(failed)?;
     socket.connect(address).await.map_err(failed)
+}
+
+/// Gives a socket its address. One of IPv6 is of a prefix that is routed to this host, and need not be any interface's.
+pub(super) fn bind_source(socket: &impl AsFd, source: IpAddr) -> io::Result<()> {
+    if source.is_ipv6() {
+        rustix::net::sockopt::set_ipv6_freebind(socket, true)?;
+    }
+    SockRef::from(socket).bind(&SocketAddr::new(source, 0).into())
 }
 
 impl TcpFlow {

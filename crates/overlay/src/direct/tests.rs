@@ -236,3 +236,30 @@ async fn a_flow_that_turns_out_to_carry_a_tunnel_gets_a_tunnels_buffers() {
         open(SocketBuffers::Tunnel).receive_buffer()
     );
 }
+
+#[tokio::test]
+async fn a_flow_has_the_source_that_it_is_given() {
+    // The address of IPv6 is no interface's: it is enough that its prefix is routed here.
+    for (listen, source) in [("127.0.0.1:0", "127.9.9.9"), ("[::1]:0", "2001:db8::9")] {
+        let source: IpAddr = source.parse().expect("an address");
+        let Ok(target) = UdpSocket::bind(listen).await else {
+            continue; // Without IPv6.
+        };
+        let settings = UdpSettings {
+            source: Some(source),
+            ..UdpSettings::default()
+        };
+        let address = target.local_addr().expect("bound");
+        let flow = connect_udp(address, &settings).expect("opens");
+        assert_eq!(flow.local_addr().expect("bound").ip(), source);
+        assert!(!flow.moved(), "its source is not the system's to choose");
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let address = listener.local_addr().expect("bound");
+    let source: IpAddr = "127.9.9.9".parse().expect("an address");
+    let (addresses, from) = ([address], |_| Some(source));
+    let connecting = connect_socket_from(&addresses, &from);
+    let (socket, accepted) = tokio::join!(connecting, listener.accept());
+    drop(socket.expect("connects"));
+    assert_eq!(accepted.expect("accepts").1.ip(), source);
+}

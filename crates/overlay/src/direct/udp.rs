@@ -29,6 +29,7 @@ use super::{
     more_telling,
     rights::{self, TUNNEL_BUFFER},
     socket_error,
+    tcp::bind_source,
 };
 use crate::{Batch, Datagrams, Error, ErrorKind, Reason, Received};
 
@@ -53,6 +54,8 @@ pub struct UdpSettings {
     pub max_payload: Option<usize>,
     /// The mark of its packets, for the system's routing rules and filters. Setting one needs CAP_NET_ADMIN.
     pub mark: Option<u32>,
+    /// Our own end of it; `None`: whichever address the system takes.
+    pub source: Option<IpAddr>,
 }
 
 /// How much the kernel may queue for one socket.
@@ -71,6 +74,8 @@ pub struct UdpFlow {
     state: UdpSocketState,
     peer: SocketAddr,
     mark: Option<u32>,
+    /// Whether our own end is of the caller's choice.
+    bound: bool,
     /// What the settings allow.
     ceiling: usize,
     max_payload: AtomicUsize,
@@ -105,7 +110,7 @@ pub(super) fn connect_first(
 }
 
 fn open(address: SocketAddr, settings: &UdpSettings) -> io::Result<UdpFlow> {
-    let socket = connected(address, settings.mark)?;
+    let socket = connected(address, settings.mark, settings.source)?;
     if settings.buffers == SocketBuffers::Tunnel {
         enlarge_buffers(&socket);
     }
@@ -113,10 +118,13 @@ fn open(address: SocketAddr, settings: &UdpSettings) -> io::Result<UdpFlow> {
 }
 
 /// A UDP socket that talks to `peer` only. Nothing is sent. The mark comes first: it has a part in choosing our own address.
-fn connected(peer: SocketAddr, mark: Option<u32>) -> io::Result<Socket> {
+fn connected(peer: SocketAddr, mark: Option<u32>, source: Option<IpAddr>) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(peer), Type::DGRAM, None)?;
     if let Some(mark) = mark {
         rights::mark(&socket, mark)?;
+    }
+    if let Some(source) = source {
+        bind_source(&socket, source)?;
     }
     socket.set_nonblocking(true)?;
     socket.connect(&peer.into())?;
@@ -151,6 +159,7 @@ impl UdpFlow {
             state,
             peer,
             mark: settings.mark,
+            bound: settings.source.is_some(),
             ceiling,
             max_payload: AtomicUsize::new(ceiling),
             refused: AtomicBool::new(false),
@@ -329,7 +338,7 @@ impl Datagrams for UdpFlow {
     fn moved(&self) -> bool {
         let now = source_towards(self.peer, self.mark);
         let then = self.local_addr();
-        matches!((now, then), (Ok(now), Ok(then)) if now != then.ip())
+        !self.bound && matches!((now, then), (Ok(now), Ok(then)) if now != then.ip())
     }
 
     fn max_payload(&self) -> usize {
@@ -348,7 +357,7 @@ impl Datagrams for UdpFlow {
 
 /// The address that the system would use towards `peer` now. Nothing is sent.
 fn source_towards(peer: SocketAddr, mark: Option<u32>) -> io::Result<IpAddr> {
-    let local = connected(peer, mark)?.local_addr()?.as_socket();
+    let local = connected(peer, mark, None)?.local_addr()?.as_socket();
     local
         .map(|local| local.ip())
         .ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())

@@ -241,3 +241,46 @@ fn pools_have_room_and_a_device_a_name_that_the_kernel_keeps() {
         assert_eq!(checked(&text).is_ok(), fine, "{line}");
     }
 }
+
+#[test]
+fn pools_have_each_address_once_and_a_region_that_there_is() {
+    let pools = |text: &str| checked(&format!("[auth]\nopen = true\n{text}"));
+    let config = pools(
+        "[[egress.pool]]\nregion = \"de-be\"\nzone = \"Europe/Berlin\"\naddresses = [\"192.0.2.7\", \"2001:db8::/64\"]\n\
+         [[egress.pool]]\naddresses = [\"192.0.2.8/29\"]\n",
+    );
+    let feed = config.expect("fine").egress.geofeed().expect("a feed");
+    let lines = "192.0.2.7/32,DE,DE-BE,,\n192.0.2.8/29,,,,\n2001:db8::/64,DE,DE-BE,,\n";
+    assert_eq!(feed.to_string(), lines);
+    for (text, says) in [
+        (
+            "[[egress.pool]]\nregion = \"QQ\"\naddresses = [\"192.0.2.7\"]",
+            "ISO 3166-1",
+        ),
+        (
+            "[[egress.pool]]\nregion = \"DE-Berlin\"\naddresses = [\"192.0.2.7\"]",
+            "ISO 3166-2",
+        ),
+        (
+            "[[egress.pool]]\nzone = \"+2\"\naddresses = [\"192.0.2.7\"]",
+            "time zone",
+        ),
+        ("[[egress.pool]]\nregion = \"DE\"", "at least one address"),
+        (
+            "[[egress.pool]]\naddresses = [\"192.0.2.7/24\"]",
+            "192.0.2.0/24",
+        ),
+        (
+            "[[egress.pool]]\naddresses = [\"192.0.2.7\", \"192.0.2.7/32\"]",
+            "is there twice",
+        ),
+        (
+            "[[egress.pool]]\nregion = \"DE\"\naddresses = [\"192.0.2.0/24\"]\n[[egress.pool]]\naddresses = [\"192.0.2.7\"]",
+            "192.0.2.7/32 is also in 192.0.2.0/24",
+        ),
+        ("[egress]\nrenew = 0", "more than 0 seconds"),
+    ] {
+        let problem = pools(text).expect_err(text);
+        assert!(problem.contains(says), "{text}: {problem}");
+    }
+}

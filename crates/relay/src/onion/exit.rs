@@ -12,9 +12,10 @@ use hoplite_overlay::{
     Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms, direct::TcpFlow,
 };
 use hoplite_wire::{HostName, Target};
+use tokio::time::Instant;
 
 use crate::{
-    egress::Egress,
+    egress::{Egress, Lots, Origin},
     failure::Failure,
     limits::Quotas,
     metrics::{Method, Metrics},
@@ -26,6 +27,8 @@ pub(super) struct Exit {
     egress: Arc<Egress>,
     quotas: Arc<Quotas>,
     metrics: Arc<Metrics>,
+    /// Circuits show no region, and their ends no connection: they all leave by one address at a time.
+    lots: Lots,
 }
 
 /// The way to other relays.
@@ -38,6 +41,7 @@ impl Exit {
             egress,
             quotas,
             metrics,
+            lots: Lots::new(Instant::now()),
         }
     }
 
@@ -62,7 +66,14 @@ impl Overlay for Exit {
     fn open_stream<'a>(&'a self, target: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
         Box::pin(async {
             let requester = self.quotas.placed();
-            let opened = self.egress.tcp(target, &requester, &self.metrics).await;
+            let origin = Origin {
+                lots: &self.lots,
+                shown: None,
+            };
+            let opened = self
+                .egress
+                .tcp(target, &origin, &requester, &self.metrics)
+                .await;
             Ok(Stream::new(TcpFlow::new(self.told(opened)?)))
         })
     }

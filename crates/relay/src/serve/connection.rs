@@ -3,6 +3,7 @@
 
 use std::{
     future::{Future, pending},
+    net::IpAddr,
     pin::pin,
     sync::Arc,
     time::Duration,
@@ -11,14 +12,16 @@ use std::{
 use hoplite_channel::Channel;
 use hoplite_http::{Incoming, Session};
 use hoplite_link::LinkKind;
+use hoplite_wire::region::Region;
 use tokio::{
     task::JoinSet,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{Alive, Phase, Shared, handler::Job, quic::OverQuic};
 use crate::{
     admission::AdmittedBy,
+    egress::Lots,
     limits::{Account, Bucket, ClientKey, Place},
     metrics::Up,
     onion::Onion,
@@ -63,11 +66,18 @@ pub(crate) struct AdmittedConnection {
     place: Arc<Place>,
     pub(crate) account: Arc<Account>,
     by: Arc<AdmittedBy>,
+    lots: Arc<Lots>,
+    /// Where its client is, as the geofeed has the address that it came from.
+    region: Option<Region>,
 }
 
 impl AdmittedConnection {
     /// Counts the connection; `None` if there is no room for it.
-    pub(crate) fn admit(shared: &Arc<Shared>, client: ClientKey, alive: &Alive) -> Option<Self> {
+    pub(crate) fn admit(
+        shared: &Arc<Shared>,
+        (client, address): (ClientKey, IpAddr),
+        alive: &Alive,
+    ) -> Option<Self> {
         let Ok(place) = shared.quotas.connection(client) else {
             shared.metrics.limited("connections");
             return None;
@@ -83,6 +93,11 @@ impl AdmittedConnection {
             place: Arc::new(place),
             account: Arc::new(account),
             by: Arc::default(),
+            lots: Arc::new(Lots::new(Instant::now())),
+            region: shared
+                .geofeed
+                .as_ref()
+                .and_then(|feed| feed.region(address)),
         })
     }
 
@@ -200,6 +215,8 @@ impl AdmittedConnection {
             place: self.place.clone(),
             account: self.account.clone(),
             by: self.by.clone(),
+            lots: self.lots.clone(),
+            region: self.region,
             alive: self.alive.clone(),
             head: incoming.head,
             client_connection: quic.map(OverQuic::client_connection),

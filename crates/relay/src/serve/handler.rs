@@ -8,13 +8,17 @@ use std::{future::Future, sync::Arc};
 
 use hoplite_http::{Exchange, HttpError, HttpVersion};
 use hoplite_wire::{
-    RequestHead, ResponseHead, Target, Template, connect_ip::Scope, template::PathError,
+    RequestHead, ResponseHead, Target, Template,
+    connect_ip::Scope,
+    region::{self, Region, Shown},
+    template::PathError,
 };
 
 use super::{Alive, Shared, dns, ip, splice, udp};
 use crate::{
     ConfigError,
     admission::{AdmittedBy, AdmittedClient, NotAdmitted},
+    egress::{Lots, Origin},
     failure::{Failure, Limit},
     forward::{self, ClientConnection},
     limits::{Account, ClientKey, MemoryReservation, Place, QuotaGuard},
@@ -32,6 +36,10 @@ pub(crate) struct Job {
     pub(crate) account: Arc<Account>,
     /// By whose private token the connection was let in.
     pub(crate) by: Arc<AdmittedBy>,
+    /// By which addresses its flows leave.
+    pub(crate) lots: Arc<Lots>,
+    /// What its client is told of where it is.
+    pub(crate) region: Option<Region>,
     pub(crate) alive: Alive,
     pub(crate) head: RequestHead,
     /// The connection below, if its client's packets may be forwarded past it.
@@ -108,12 +116,16 @@ impl Job {
     async fn tcp(mut self, target: &Target, quota: &QuotaGuard) -> Result<(), ClientGone> {
         let shared = self.shared;
         let queries = shared.quotas.queries(quota);
-        let opened = shared.egress.tcp(target, &queries, &shared.metrics);
+        let origin = origin(&self.lots, &self.head);
+        let opened = shared
+            .egress
+            .tcp(target, &origin, &queries, &shared.metrics);
         let socket = match unless_gone(&mut self.exchange, opened).await? {
             Ok(socket) => socket,
             Err(failure) => return refuse(&shared, Method::connect, failure, self.exchange).await,
         };
-        self.exchange.respond(&ResponseHead::new(200)).await?;
+        let head = located(ResponseHead::new(200), self.region);
+        self.exchange.respond(&head).await?;
         shared.metrics.request(Method::connect, "ok");
         let _up = Up::new(&shared.metrics.tunnels_open.tcp);
         let terms = splice::Terms {
@@ -145,13 +157,16 @@ impl Job {
 
     async fn udp(mut self, target: &Target, quota: &QuotaGuard) -> Result<(), ClientGone> {
         let shared = self.shared;
+        let origin = origin(&self.lots, &self.head);
         let opened = async {
             let place = shared
                 .quotas
                 .udp(quota)
                 .map_err(|_| Failure::Limited(Limit::UdpTunnels))?;
             let queries = shared.quotas.queries(quota);
-            let opened = shared.egress.udp(target, &queries, &shared.metrics);
+            let opened = shared
+                .egress
+                .udp(target, &origin, &queries, &shared.metrics);
             opened.await.map(|socket| (socket, place))
         };
         let (socket, _place) = match unless_gone(&mut self.exchange, opened).await? {
@@ -161,6 +176,7 @@ impl Job {
             }
         };
         let head = ResponseHead::new(200).with("capsule-protocol", "?1");
+        let head = located(head, self.region);
         let account = self.client_connection.is_none().then_some(self.account);
         let (head, terms) =
             forward::negotiate(&shared.forwarding, &self.head, self.client_connection, head);
@@ -204,6 +220,22 @@ impl Job {
         let account = self.client_connection.is_none().then_some(self.account);
         ip::carry(&shared, (quota.pace(), account), opened, self.exchange).await;
         Ok(())
+    }
+}
+
+/// With the client's region, for its client alone.
+fn located(head: ResponseHead, region: Option<Region>) -> ResponseHead {
+    match region {
+        Some(region) => head.with(region::FIELD, region.to_string()),
+        None => head,
+    }
+}
+
+/// What decides the address of a request's flow.
+fn origin<'a>(lots: &'a Lots, head: &RequestHead) -> Origin<'a> {
+    Origin {
+        lots,
+        shown: head.header(region::FIELD).and_then(Shown::read),
     }
 }
 

@@ -90,9 +90,10 @@ pub(crate) async fn serve(shared: Arc<Shared>, port: Port, mut alive: Alive) {
 
 /// Takes a connection within the limits. The claim to be at an address takes nothing from whoever is there: it is counted once it is proven.
 fn take(shared: &Arc<Shared>, incoming: Incoming, port: &Port, alive: &Alive) {
-    let client = shared.quotas.by_address(incoming.remote_address().ip());
+    let address = incoming.remote_address().ip();
+    let client = shared.quotas.by_address(address);
     if incoming.remote_address_validated() {
-        return match AdmittedConnection::admit(shared, client, alive) {
+        return match AdmittedConnection::admit(shared, (client, address), alive) {
             Some(admitted) => drop(tokio::spawn(welcome(admitted, incoming, port.clone()))),
             None => incoming.refuse(),
         };
@@ -130,12 +131,13 @@ impl Stranger {
     async fn welcome(self, incoming: Incoming, port: Port) {
         let shared = self.shared.clone();
         let controller = controller(&shared);
+        let address = incoming.remote_address().ip();
         let handshake = handshake(&shared, incoming, &port, &controller);
         let Ok(Some(connection)) = timeout(shared.limits.handshake, handshake).await else {
             shared.metrics.handshakes_failed.inc();
             return self.leave().await;
         };
-        match AdmittedConnection::admit(&shared, self.client, &self.alive) {
+        match AdmittedConnection::admit(&shared, (self.client, address), &self.alive) {
             Some(admitted) => {
                 drop((self, shared));
                 serve_connection(admitted, connection, controller, port.forwarder).await;

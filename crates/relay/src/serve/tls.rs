@@ -38,7 +38,7 @@ pub(crate) async fn serve(
             accepted = listener.accept() => match accepted {
                 Ok((stream, address)) => {
                     let client = shared.quotas.by_address(address.ip());
-                    if let Some(admitted) = AdmittedConnection::admit(&shared, client, &alive) {
+                    if let Some(admitted) = AdmittedConnection::admit(&shared, (client, address.ip()), &alive) {
                         guests.spawn(welcome(admitted, stream, acceptor.clone()));
                     }
                 }

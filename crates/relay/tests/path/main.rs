@@ -13,6 +13,7 @@ mod packets;
 mod padding;
 mod policies;
 mod private_tokens;
+mod region;
 mod rest;
 mod rough;
 mod support;

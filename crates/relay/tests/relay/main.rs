@@ -20,6 +20,7 @@ mod many;
 mod memory;
 mod policy;
 mod private_tokens;
+mod region;
 mod support;
 mod tap;
 mod udp;

@@ -1,0 +1,105 @@
+//! A client's region from its first relay to its last one: told by the one, shown to the other as far as its user chose.
+
+use std::fs;
+
+use hoplite_masque::{Config, ShownRegion};
+use hoplite_overlay::{Overlay, Terms};
+use hoplite_relay::{Handle, Relay, config::Pool};
+use hoplite_testing::{
+    path::{direct, through},
+    relay::{config, identity, relay},
+    soon, targets,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::support::Switch;
+
+/// An ingress that takes loopback for Berlin, and an egress with pools.
+fn relays() -> Vec<Handle> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let feed = folder.path().join("feed.csv");
+    fs::write(&feed, "127.0.0.0/8,DE,DE-BE,Berlin,\n").expect("written");
+    let pool = |region: Option<&str>, addresses: &str| Pool {
+        region: region.map(|region| region.parse().expect("a region")),
+        zone: None,
+        addresses: vec![addresses.parse().expect("a prefix")],
+    };
+    let first = relay(|config| config.ingress.geofeed = Some(feed));
+    let last = relay(|config| {
+        config.egress.pool = vec![
+            pool(Some("DE-BE"), "127.8.1.0/24"),
+            pool(Some("DE"), "127.8.2.0/24"),
+            pool(None, "127.8.3.0/24"),
+        ];
+    });
+    vec![first, last]
+}
+
+/// Whom a target sees.
+async fn seen(path: &dyn Overlay) -> String {
+    let target = targets::tcp(async |mut stream| {
+        let seen = stream.peer_addr().expect("connected").ip().to_string();
+        drop(stream.write_all(seen.as_bytes()).await);
+    });
+    let target = target.await.into();
+    let stream = soon(path.open_stream(&target, &Terms::default())).await;
+    let mut seen = String::new();
+    let mut stream = stream.expect("opens");
+    soon(stream.read_to_string(&mut seen)).await.expect("read");
+    seen
+}
+
+fn client(region: ShownRegion) -> Config {
+    Config {
+        region,
+        ..Config::default()
+    }
+}
+
+#[tokio::test]
+async fn a_target_sees_the_region_that_the_client_chose_to_show_from_its_first_flow_on() {
+    let relays = relays();
+    for (region, prefix) in [
+        (ShownRegion::None, "127.8.3."),
+        (ShownRegion::Country, "127.8.2."),
+        (ShownRegion::Keep, "127.8.1."),
+    ] {
+        let path = through(&relays, &direct(), client(region));
+        let seen = seen(&path).await;
+        assert!(seen.starts_with(prefix), "{region:?}: {seen}");
+    }
+}
+
+#[tokio::test]
+async fn a_region_is_told_where_udp_is_blocked_too() {
+    let relays = relays();
+    let below = Switch::new();
+    below.block(true);
+    let path = through(&relays, &below.overlay, client(ShownRegion::Keep));
+    let seen = seen(&path).await;
+    assert!(seen.starts_with("127.8.1."), "{seen}");
+}
+
+#[tokio::test]
+async fn a_client_whom_no_relay_tells_shows_nothing() {
+    let mut relays = relays();
+    relays[0] = relay(|_| ());
+    let path = through(&relays, &direct(), client(ShownRegion::Keep));
+    let seen = seen(&path).await;
+    assert!(seen.starts_with("127.8.3."), "{seen}");
+}
+
+#[tokio::test]
+async fn a_geofeed_that_is_wrong_is_named_with_its_line() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let feed = folder.path().join("feed.csv");
+    fs::write(&feed, "127.0.0.0/8,DE,,,\n10.0.0.0/8,DE,FR-IDF,,\n").expect("written");
+    let mut config = config();
+    config.ingress.geofeed = Some(feed);
+    let error = Relay::start(&config, &identity()).expect_err("wrong");
+    let told = error.to_string();
+    assert!(
+        told.contains("line 2: region FR-IDF is not in country DE"),
+        "{told}"
+    );
+}
