@@ -13,8 +13,10 @@ fuzz_target!(|bytes: &[u8]| {
     let Some((kind, value)) = bytes.split_first() else {
         return;
     };
-    match kind % 4 {
+    match kind % 6 {
         0 => path(value),
+        4 => capsule(0x1ace_79ec, value),
+        5 => capsule(0x274c_0fbc, value),
         kind => capsule(u64::from(kind), value),
     }
 });

@@ -148,7 +148,7 @@ async fn ask(
     let content = head::has_content(&parts.headers);
     let (answer_in, answer) = oneshot::channel();
     let exchange = Exchange::new(answer_in, upgrade, open.clone(), config)
-        .describe(head.protocol.is_some(), content);
+        .describe(head.protocol.clone(), content);
     // If the owner has gone, the exchange is dropped, and there is no answer.
     drop(open.send(Box::new((head, exchange))).await);
     answer.await
@@ -159,8 +159,8 @@ type Answer = oneshot::Sender<Response<Empty<Bytes>>>;
 /// A request and its answer, until the connection itself is the tunnel. Dropped without an answer, it closes the connection.
 pub struct Exchange {
     state: State,
-    /// It came as a GET that is to be upgraded.
-    upgraded: bool,
+    /// It came as a GET that is to be upgraded, to this token.
+    upgraded: Option<String>,
     /// It brought content, which is not read.
     content: bool,
     open: Open,
@@ -181,7 +181,7 @@ impl Exchange {
     fn new(answer: Answer, upgrade: OnUpgrade, open: Open, config: &Config) -> Self {
         Self {
             state: State::Asked(answer, upgrade),
-            upgraded: false,
+            upgraded: None,
             content: false,
             open,
             patience: config.head_timeout,
@@ -190,7 +190,7 @@ impl Exchange {
     }
 
     /// Remembers what the answer depends on.
-    fn describe(self, upgraded: bool, content: bool) -> Self {
+    fn describe(self, upgraded: Option<String>, content: bool) -> Self {
         Self {
             upgraded,
             content,
@@ -224,10 +224,9 @@ impl Exchange {
         let State::Asked(answer, upgrade) = std::mem::replace(&mut self.state, State::Over) else {
             return Err(H1Error);
         };
-        let response = if self.upgraded {
-            head::write(&head::switching(head))
-        } else {
-            head::write(head)
+        let response = match &self.upgraded {
+            Some(token) => head::write(&head::switching(head, token)),
+            None => head::write(head),
         };
         answer.send(response.ok_or(H1Error)?).map_err(|_| H1Error)?;
         let upgraded = timeout(self.patience, upgrade).await;

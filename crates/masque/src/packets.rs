@@ -124,7 +124,9 @@ impl DatagramSink for Arriving {
         self.inbox.wake();
     }
 
-    /// Requests of the relay are passed over: a client has no addresses to give, and needs no packets that are sent to any.
+    /// Requests of the relay are passed over: a client has no addresses to give, and needs no packets that are sent to any. We do not use
+    /// the nameservers and NAT64 prefixes that it tells, because our flows are of one protocol and names go to the overlay: "Endpoints MUST
+    /// ignore DNS_ASSIGN capsules unless it has reason to trust its peer and is expecting DNS configuration from it."
     fn ip_capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {
         match capsule {
             Ok(Capsule::AddressAssign(entries)) => {
@@ -135,7 +137,7 @@ impl DatagramSink for Arriving {
             Ok(Capsule::RouteAdvertisement(routes)) => {
                 self.told.send_modify(|told| told.routes = Some(routes));
             }
-            Ok(Capsule::AddressRequest(_)) => {}
+            Ok(Capsule::AddressRequest(_) | Capsule::DnsAssign(_) | Capsule::Pref64(_)) => {}
             Err(Malformed) => {
                 self.inbox.end(Error::new(
                     ErrorKind::PathFailed,

@@ -55,7 +55,7 @@ pub struct Config {
     pub egress: Egress,
     /// Which relays come next.
     pub ingress: Ingress,
-    /// How CONNECT-UDP is asked for.
+    /// How UDP and TCP tunnels are asked for.
     pub masque: Masque,
     /// How the connections of clients are carried.
     pub tunnel: Tunnel,
@@ -258,6 +258,8 @@ impl Ingress {
 pub struct Masque {
     /// A URI template (RFC 9298 §3) that is served beside the well-known one.
     pub template: Option<String>,
+    /// The same for TCP (draft-ietf-httpbis-connect-tcp), with the same variables.
+    pub tcp_template: Option<String>,
 }
 
 /// How the connections of clients are carried.
@@ -360,7 +362,7 @@ impl Config {
         self.ip.check()?;
         self.onion.check(self.auth.is_closed())?;
         self.directory.check(&self.listen)?;
-        crate::serve::handler::Templates::new(self.masque.template.as_deref()).map(drop)
+        crate::serve::handler::Templates::new(&self.masque).map(drop)
     }
 
     fn check_reach(&self) -> Result<(), ConfigError> {

@@ -291,7 +291,7 @@ impl Shared {
             name: config.name.clone(),
             limits: config.limits.clone(),
             forwarding: config.forwarding.clone(),
-            templates: Templates::new(config.masque.template.as_deref())?,
+            templates: Templates::new(&config.masque)?,
             egress,
             geofeed: config.ingress.read_geofeed()?,
             onion,

@@ -62,6 +62,8 @@ pub(crate) struct Lease {
     ip: Arc<Ip>,
     own: Vec<IpAddr>,
     routes: Vec<Route>,
+    /// The flow goes anywhere by all protocols: its client may use it for whatever it has.
+    whole: bool,
 }
 
 impl Ip {
@@ -121,7 +123,8 @@ impl Ip {
         }
         let mut routes = self.routes(scope, egress, queries, metrics).await?;
         routes.retain(|route| families[usize::from(route.first().is_ipv6())]);
-        let lease = self.lease(routes)?;
+        let whole = scope.target == ScopeTarget::Any && scope.protocol.is_none();
+        let lease = self.lease(routes, whole)?;
         Ok(Opened {
             packets: self.egress(&lease),
             filter: PacketFilter::new(lease.own.clone(), lease.routes.clone()),
@@ -183,7 +186,7 @@ impl Ip {
     }
 
     /// An address of each family that is routed.
-    fn lease(self: &Arc<Self>, routes: Vec<Route>) -> Result<Lease, Failure> {
+    fn lease(self: &Arc<Self>, routes: Vec<Route>, whole: bool) -> Result<Lease, Failure> {
         if routes.is_empty() {
             return Err(Failure::Unreachable);
         }
@@ -191,6 +194,7 @@ impl Ip {
             ip: self.clone(),
             own: Vec::new(),
             routes,
+            whole,
         };
         for is_v6 in FAMILIES {
             if lease
@@ -225,6 +229,16 @@ impl Lease {
     /// Where the client may send packets; the routes are in the order that the standard wants.
     pub(crate) fn routes(&self) -> Capsule {
         Capsule::RouteAdvertisement(self.routes.clone())
+    }
+
+    /// The nameservers and NAT64 prefixes of the configuration, for a flow of everything: "these extensions are meant for cases where
+    /// CONNECT-IP operates as a Remote Access VPN […] or a Site-to-Site VPN […], but not for cases like IP Flow Forwarding".
+    pub(crate) fn network(&self) -> impl Iterator<Item = Capsule> {
+        let told = self.whole.then(|| {
+            let config = &self.ip.config;
+            [config.dns_assign(), config.pref64()]
+        });
+        told.into_iter().flatten().flatten()
     }
 
     /// The answer to a request for addresses: the flow's own, where any or these were asked for, and none otherwise.

@@ -148,6 +148,8 @@ struct LimitLabels {
 pub enum Method {
     /// A TCP tunnel.
     connect,
+    /// A TCP tunnel by template, in capsules.
+    connect_tcp,
     /// A UDP tunnel.
     connect_udp,
     /// A flow of IP packets.

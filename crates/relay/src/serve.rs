@@ -24,6 +24,7 @@ use crate::{
     onion::Onion,
 };
 
+pub(crate) mod client_stream;
 pub(crate) mod connection;
 pub(crate) mod dns;
 pub(crate) mod handler;

@@ -85,9 +85,10 @@ impl Client {
             }
             Self::Raw(stream) => {
                 let mut stream = stream.lock().await.take().expect("one request");
+                let token = head.protocol.as_deref().unwrap_or_default();
                 let text = match &head.path {
                     Some(path) => format!(
-                        "GET {path} HTTP/1.1\r\nHost: relay.test\r\nConnection: Upgrade\r\nUpgrade: connect-udp\r\n\r\n"
+                        "GET {path} HTTP/1.1\r\nHost: relay.test\r\nConnection: Upgrade\r\nUpgrade: {token}\r\n\r\n"
                     ),
                     None => format!("CONNECT {0} HTTP/1.1\r\nHost: {0}\r\n\r\n", head.authority),
                 };

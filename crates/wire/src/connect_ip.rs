@@ -1,5 +1,7 @@
 //! IP proxying: what a request asks for, and the capsules by which one end tells the other of addresses and routes.
-//! RFC 9484 §4.6 (scope) and §4.7 (capsules); the packets themselves are HTTP Datagrams of context 0, as in CONNECT-UDP.
+//! RFC 9484 §4.6 (scope) and §4.7 (capsules), draft-ietf-masque-connect-ip-dns-06 (nameservers and NAT64); the packets themselves are HTTP Datagrams of context 0, as in CONNECT-UDP.
+
+mod dns;
 
 use std::{
     fmt,
@@ -11,13 +13,14 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 
 use crate::{Host, HostName, template::PathError, varint};
 
+pub use self::dns::{DnsConfiguration, Nameserver, Nat64Prefix};
 /// The protocol numbers of ICMP, which every route allows.
 pub use crate::ip::{ICMP, ICMPV6};
 
 /// What "IPv6 requires that every link have": the smallest packet that a tunnel for IPv6 must carry (RFC 9484 §7.1), in bytes.
 pub const LEAST_MTU: usize = 1280;
 
-// The three capsules of IP proxying. What makes one malformed is checked here; who may send which and when is the ends' business.
+// The capsules of IP proxying. What makes one malformed is checked here; who may send which and when is the ends' business.
 // RFC 9484 §4.7.1 to §4.7.3; the head of a capsule: RFC 9297 §3.2.
 
 const ADDRESS_ASSIGN: u64 = 0x01;
@@ -35,6 +38,10 @@ pub enum Capsule {
     AddressRequest(Vec<Numbered>),
     /// Where the sender routes packets to.
     RouteAdvertisement(Vec<Route>),
+    /// Which nameservers the receiver may ask, and for what.
+    DnsAssign(Vec<DnsConfiguration>),
+    /// The prefixes by which the sender's network reaches IPv4 from IPv6; none where there are none.
+    Pref64(Vec<Nat64Prefix>),
 }
 
 /// An address with the number of the request that it belongs to; 0 belongs to none.
@@ -57,7 +64,10 @@ impl Capsule {
 
     /// Whether `kind` is the type of a capsule of this module.
     pub const fn is_kind(kind: u64) -> bool {
-        matches!(kind, ADDRESS_ASSIGN..=ROUTE_ADVERTISEMENT)
+        matches!(
+            kind,
+            ADDRESS_ASSIGN..=ROUTE_ADVERTISEMENT | dns::DNS_ASSIGN | dns::PREF64
+        )
     }
 
     /// Reads the value of a capsule of type `kind`; `None` when it is another extension's.
@@ -67,6 +77,8 @@ impl Capsule {
             ADDRESS_ASSIGN => numbered(from).map(Self::AddressAssign),
             ADDRESS_REQUEST => requests(from).map(Self::AddressRequest),
             ROUTE_ADVERTISEMENT => routes(from).map(Self::RouteAdvertisement),
+            dns::DNS_ASSIGN => dns::configurations(from).map(Self::DnsAssign),
+            dns::PREF64 => dns::prefixes(from).map(Self::Pref64),
             _ => return None,
         };
         Some(capsule.ok_or(Malformed))
@@ -90,6 +102,16 @@ impl Capsule {
                     .for_each(|route| write_route(&mut value, route));
                 ROUTE_ADVERTISEMENT
             }
+            Self::DnsAssign(all) => {
+                all.iter()
+                    .for_each(|one| dns::write_configuration(&mut value, one));
+                dns::DNS_ASSIGN
+            }
+            Self::Pref64(all) => {
+                all.iter()
+                    .for_each(|one| dns::write_prefix(&mut value, one));
+                dns::PREF64
+            }
         };
         varint::write(out, kind);
         varint::write(out, value.len() as u64);
@@ -101,6 +123,8 @@ impl Capsule {
             Self::AddressAssign(_) => "ADDRESS_ASSIGN",
             Self::AddressRequest(_) => "ADDRESS_REQUEST",
             Self::RouteAdvertisement(_) => "ROUTE_ADVERTISEMENT",
+            Self::DnsAssign(_) => "DNS_ASSIGN",
+            Self::Pref64(_) => "PREF64",
         }
     }
 }

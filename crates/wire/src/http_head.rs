@@ -10,7 +10,10 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use crate::qpack::{self, Field, QpackError};
+use crate::{
+    connect_tcp,
+    qpack::{self, Field, QpackError},
+};
 
 /// A header field: lower-case name, value.
 pub type Header = (String, Vec<u8>);
@@ -92,6 +95,18 @@ impl RequestHead {
     pub fn connect_ip(authority: impl Into<String>, path: impl Into<String>) -> Self {
         Self {
             protocol: Some("connect-ip".into()),
+            ..Self::connect_udp(authority, path)
+        }
+    }
+
+    /// An Extended CONNECT for a draft of connect-tcp with `Capsule-Protocol: ?1`.
+    pub fn connect_tcp(
+        authority: impl Into<String>,
+        path: impl Into<String>,
+        draft: connect_tcp::Draft,
+    ) -> Self {
+        Self {
+            protocol: Some(draft.token().into()),
             ..Self::connect_udp(authority, path)
         }
     }

@@ -7,6 +7,7 @@
 pub mod capsule;
 pub mod cell;
 pub mod connect_ip;
+pub mod connect_tcp;
 pub mod directory;
 pub mod dns;
 pub mod forwarding;

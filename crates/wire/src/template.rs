@@ -1,5 +1,5 @@
-//! URI templates of UDP proxies: a target is expanded into a path, a path is matched back to a target.
-//! RFC 9298 §2 and §3, RFC 6570 up to level 3 as far as RFC 9298 allows it.
+//! URI templates of UDP and TCP proxies: a target is expanded into a path, a path is matched back to a target.
+//! RFC 9298 §2 and §3, RFC 6570 up to level 3 as far as RFC 9298 allows it; draft-ietf-httpbis-connect-tcp asks the same.
 #![cfg_attr(
     not(test),
     warn(clippy::indexing_slicing, clippy::arithmetic_side_effects)
@@ -68,11 +68,20 @@ pub enum PathError {
 impl Template {
     /// `/.well-known/masque/udp/{target_host}/{target_port}/`.
     pub fn well_known() -> Self {
+        Self::below("/.well-known/masque/udp/")
+    }
+
+    /// `/.well-known/masque/tcp/{target_host}/{target_port}/`.
+    pub fn well_known_tcp() -> Self {
+        Self::below("/.well-known/masque/tcp/")
+    }
+
+    fn below(folder: &str) -> Self {
         let literal = |text: &str| Piece::Literal(text.into());
         Self {
             authority: None,
             pieces: vec![
-                literal("/.well-known/masque/udp/"),
+                literal(folder),
                 Piece::Host,
                 literal("/"),
                 Piece::Port,

@@ -1,9 +1,9 @@
-//! Heads of HTTP/1.1 in the words of the other versions: an upgrade to connect-udp is an extended CONNECT.
+//! Heads of HTTP/1.1 in the words of the other versions: an upgrade to connect-udp or connect-tcp is an extended CONNECT.
 //! The session reads requests with it, the exchange writes answers.
-//! RFC 9110 §9.3.6 (CONNECT), RFC 9298 §3.2 and §3.3 (connect-udp).
+//! RFC 9110 §9.3.6 (CONNECT), RFC 9298 §3.2 and §3.3 (connect-udp); draft-ietf-httpbis-connect-tcp, "In HTTP/1.1", asks the same.
 
 use bytes::Bytes;
-use hoplite_wire::{RequestHead, ResponseHead};
+use hoplite_wire::{RequestHead, ResponseHead, connect_tcp::Draft};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Version, header,
     request::Parts,
@@ -11,7 +11,7 @@ use http::{
 use http_body_util::Empty;
 
 /// The upgrade token of RFC 9298 §8.1.
-pub(super) const CONNECT_UDP: &str = "connect-udp";
+const CONNECT_UDP: &str = "connect-udp";
 
 /// What a request asks for. One that makes no sense has neither authority nor path, which whoever serves refuses.
 pub(super) fn read(parts: &Parts) -> RequestHead {
@@ -19,8 +19,8 @@ pub(super) fn read(parts: &Parts) -> RequestHead {
     let mut head = RequestHead::connect("");
     if *method == Method::CONNECT {
         head.authority = target(parts).unwrap_or_default();
-    } else if *method == Method::GET && asks_for_udp(parts) {
-        head.protocol = Some(CONNECT_UDP.into());
+    } else if let Some(token) = upgrade(parts).filter(|_| *method == Method::GET) {
+        head.protocol = Some(token.into());
         head.path = path(parts);
     } else {
         head.method = method.as_str().into();
@@ -47,10 +47,16 @@ fn target(parts: &Parts) -> Option<String> {
 }
 
 /// "The request SHALL include a Connection header field with value 'Upgrade' […] [and] an Upgrade header field with
-/// value 'connect-udp'."
-fn asks_for_udp(parts: &Parts) -> bool {
-    lists(&parts.headers, &header::CONNECTION, "upgrade")
-        && lists(&parts.headers, &header::UPGRADE, CONNECT_UDP)
+/// value 'connect-udp'.": the token that is asked for, of those that a tunnel comes of.
+fn upgrade(parts: &Parts) -> Option<&'static str> {
+    if !lists(&parts.headers, &header::CONNECTION, "upgrade") {
+        return None;
+    }
+    let tokens = [CONNECT_UDP]
+        .into_iter()
+        .chain(Draft::ALL.map(Draft::token));
+    let mut asked = tokens.filter(|token| lists(&parts.headers, &header::UPGRADE, token));
+    asked.next()
 }
 
 /// "The request SHALL include a single Host header field containing the origin of the UDP proxy."
@@ -85,11 +91,10 @@ pub(super) fn write(head: &ResponseHead) -> Option<Response<Empty<Bytes>>> {
 
 /// "The UDP proxy SHALL indicate a successful response […] [by] 101 (Switching Protocols) […] Connection […] with
 /// value 'Upgrade' […] a single Upgrade header field with value 'connect-udp'."
-pub(super) fn switching(head: &ResponseHead) -> ResponseHead {
+pub(super) fn switching(head: &ResponseHead, token: &str) -> ResponseHead {
     let mut head = head.clone();
     head.status = 101;
-    head.with("connection", "Upgrade")
-        .with("upgrade", CONNECT_UDP)
+    head.with("connection", "Upgrade").with("upgrade", token)
 }
 
 #[cfg(test)]
@@ -144,6 +149,16 @@ mod tests {
     }
 
     #[test]
+    fn an_upgrade_to_a_draft_of_connect_tcp_names_it() {
+        for draft in Draft::ALL {
+            let lines = [UDP[0], UDP[1], ("upgrade", draft.token())];
+            let head = read(&parts("GET", "/x", &lines));
+            assert_eq!(head.protocol.as_deref(), Some(draft.token()));
+            assert_eq!(head.path.as_deref(), Some("/x"));
+        }
+    }
+
+    #[test]
     fn an_upgrade_with_content_or_without_one_host_has_no_path() {
         let more = |line| [&UDP[..], &[line]].concat();
         for lines in [
@@ -171,7 +186,7 @@ mod tests {
         #[test]
         fn any_list_of_tokens_is_read_without_a_panic(line in "[ -~]{0,40}") {
             let parts = parts("GET", PATH, &[("connection", &line), ("upgrade", &line)]);
-            prop_assert!(!asks_for_udp(&parts));
+            prop_assert_eq!(upgrade(&parts), None);
         }
     }
 }

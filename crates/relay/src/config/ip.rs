@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
+use hoplite_wire::connect_ip::{Capsule, DnsConfiguration, Nameserver, Nat64Prefix};
+use ipnet::{IpNet, Ipv6Net};
 use serde::Deserialize;
 
 use super::ConfigError;
@@ -26,6 +27,13 @@ pub struct Ip {
     /// They are seen on the device and nowhere else.
     #[serde(deserialize_with = "hoplite_config::list")]
     pub pools: Vec<IpNet>,
+    /// Nameservers that clients whose flow goes anywhere are told to ask for all names, in the flow and without encryption (DNS_ASSIGN).
+    /// The policy must let packets to them pass.
+    #[serde(deserialize_with = "hoplite_config::list")]
+    pub nameservers: Vec<IpAddr>,
+    /// The NAT64 prefixes of the network behind the device, which such clients are told of (PREF64).
+    #[serde(deserialize_with = "hoplite_config::list")]
+    pub nat64: Vec<Ipv6Net>,
     /// Open flows of packets of all clients; more are answered 429.
     pub flows: usize,
     /// Open flows of packets of one client; more are answered 429.
@@ -50,6 +58,8 @@ impl Default for Ip {
                 .iter()
                 .filter_map(|net| net.parse().ok())
                 .collect(),
+            nameservers: Vec::new(),
+            nat64: Vec::new(),
             flows: 16_384,
             flows_per_client: 2048,
             idents_per_flow: 16,
@@ -64,6 +74,7 @@ impl Ip {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         self.check_device()?;
         self.check_pools()?;
+        self.check_network()?;
         let numbers = [
             ("ip.flows", self.flows),
             ("ip.flows_per_client", self.flows_per_client),
@@ -108,9 +119,51 @@ impl Ip {
         }
     }
 
+    fn check_network(&self) -> Result<(), ConfigError> {
+        if self.nat64.iter().any(|net| prefix(net).is_none()) {
+            let problem = "expected prefixes of 32, 40, 48, 56, 64 or 96 bits";
+            return Err(ConfigError::new("ip.nat64", problem));
+        }
+        Ok(())
+    }
+
+    /// What a client is told of nameservers, if there are any.
+    pub(crate) fn dns_assign(&self) -> Option<Capsule> {
+        let (mut ipv4, mut ipv6) = (Vec::new(), Vec::new());
+        for address in &self.nameservers {
+            match address {
+                IpAddr::V4(ip) => ipv4.push(*ip),
+                IpAddr::V6(ip) => ipv6.push(*ip),
+            }
+        }
+        let nameserver = Nameserver {
+            priority: 1,
+            ipv4,
+            ipv6,
+            name: None,
+            parameters: Vec::new(),
+        };
+        let configuration = DnsConfiguration {
+            nameservers: vec![nameserver],
+            internal: vec![None],
+            search: Vec::new(),
+        };
+        (!self.nameservers.is_empty()).then(|| Capsule::DnsAssign(vec![configuration]))
+    }
+
+    /// What a client is told of NAT64, if there is any.
+    pub(crate) fn pref64(&self) -> Option<Capsule> {
+        let prefixes = self.nat64.iter().filter_map(prefix).collect();
+        (!self.nat64.is_empty()).then_some(Capsule::Pref64(prefixes))
+    }
+
     /// The pool of one family.
     pub(crate) fn pool(&self, is_v6: bool) -> Option<&IpNet> {
         let of_family = |net: &&IpNet| matches!(net.addr(), IpAddr::V6(_)) == is_v6;
         self.pools.iter().find(of_family)
     }
+}
+
+fn prefix(net: &Ipv6Net) -> Option<Nat64Prefix> {
+    Nat64Prefix::new(net.network(), net.prefix_len())
 }

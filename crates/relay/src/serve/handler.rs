@@ -1,7 +1,7 @@
 //! One request from its head to its end: let in, read, opened, answered, carried. Nothing is looked up and nothing opened before it is let in.
 //! Each transport runs it in a task for each request; dropping the task closes the tunnel.
 //! Requests: CONNECT by RFC 9114 §4.4 and RFC 9113 §8.5, extended CONNECT by RFC 8441 and RFC 9220, connect-udp by RFC 9298 §2 and §3,
-//! connect-ip by RFC 9484 §4, DNS queries: see [`super::dns`].
+//! connect-ip by RFC 9484 §4, connect-tcp by draft-ietf-httpbis-connect-tcp, DNS queries: see [`super::dns`].
 //! Answers: RFC 9110 §15, RFC 9298 §3.3 and §3.5, RFC 9484 §4.5, `Proxy-Status` by RFC 9209.
 
 use std::{future::Future, sync::Arc};
@@ -10,14 +10,16 @@ use hoplite_http::{Exchange, HttpError, HttpVersion};
 use hoplite_wire::{
     RequestHead, ResponseHead, Target, Template,
     connect_ip::Scope,
+    connect_tcp::Draft,
     region::{self, Region, Shown},
     template::PathError,
 };
 
-use super::{Alive, Shared, dns, ip, splice, udp};
+use super::{Alive, Shared, client_stream, dns, ip, splice, udp};
 use crate::{
     ConfigError,
     admission::{AdmittedBy, AdmittedClient, NotAdmitted},
+    config,
     egress::{Lots, Origin},
     failure::{Failure, Limit},
     forward::{self, ClientConnection},
@@ -58,7 +60,9 @@ impl Job {
             place.busy()
         });
         let done = match admitted {
-            Ok((Asked::Tcp(target), quota, _buffer)) => self.tcp(&target, &quota).await,
+            Ok((Asked::Tcp(target, capsules), quota, _buffer)) => {
+                self.tcp(&target, capsules, &quota).await
+            }
             Ok((Asked::Udp(target), quota, _buffer)) => self.udp(&target, &quota).await,
             Ok((Asked::Ip(scope), quota, _buffer)) => self.ip(&scope, &quota).await,
             Ok((Asked::Dns(source), quota, _buffer)) => self.dns(source, &quota).await,
@@ -113,8 +117,13 @@ impl Job {
         }
     }
 
-    async fn tcp(mut self, target: &Target, quota: &QuotaGuard) -> Result<(), ClientGone> {
-        let shared = self.shared;
+    async fn tcp(
+        mut self,
+        target: &Target,
+        capsules: Option<Draft>,
+        quota: &QuotaGuard,
+    ) -> Result<(), ClientGone> {
+        let (shared, method) = (self.shared, method(&self.head));
         let queries = shared.quotas.queries(quota);
         let origin = origin(&self.lots, &self.head);
         let opened = shared
@@ -122,11 +131,15 @@ impl Job {
             .tcp(target, &origin, &queries, &shared.metrics);
         let socket = match unless_gone(&mut self.exchange, opened).await? {
             Ok(socket) => socket,
-            Err(failure) => return refuse(&shared, Method::connect, failure, self.exchange).await,
+            Err(failure) => return refuse(&shared, method, failure, self.exchange).await,
         };
         let head = located(ResponseHead::new(200), self.region);
+        let head = match capsules {
+            Some(_) => head.with("capsule-protocol", "?1"),
+            None => head,
+        };
         self.exchange.respond(&head).await?;
-        shared.metrics.request(Method::connect, "ok");
+        shared.metrics.request(method, "ok");
         let _up = Up::new(&shared.metrics.tunnels_open.tcp);
         let terms = splice::Terms {
             metrics: &shared.metrics,
@@ -134,7 +147,7 @@ impl Job {
             idle: shared.limits.idle_stream,
             account: &self.account,
         };
-        let (to, from) = self.exchange.split();
+        let (from, to) = client_stream::split(self.exchange, capsules);
         splice::splice(from, to, socket, terms).await;
         Ok(())
     }
@@ -271,8 +284,13 @@ pub(super) async fn refuse(
     count(shared, method, failure);
     let mut head = refusal(&shared.name, failure);
     if failure == Failure::Unauthenticated {
+        let mut field = "proxy-authenticate";
+        // "A templated TCP proxy does not use the '407 (Proxy Authentication Required)' response code", which gateways keep.
+        if method == Method::connect_tcp {
+            (head.status, field) = (401, "www-authenticate");
+        }
         for challenge in shared.admission.load().challenges() {
-            head = head.with("proxy-authenticate", challenge);
+            head = head.with(field, challenge);
         }
     }
     let refused = exchange.refuse(&head).await;
@@ -312,8 +330,8 @@ fn refusal(name: &str, failure: Failure) -> ResponseHead {
 /// A request that can be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Asked {
-    /// A TCP tunnel.
-    Tcp(Target),
+    /// A TCP tunnel, bare or in the capsules of a draft.
+    Tcp(Target, Option<Draft>),
     /// A UDP tunnel.
     Udp(Target),
     /// A flow of IP packets.
@@ -334,6 +352,7 @@ fn method(head: &RequestHead) -> Method {
         ("CONNECT", None) => Method::connect,
         ("CONNECT", Some("connect-udp")) => Method::connect_udp,
         ("CONNECT", Some("connect-ip")) => Method::connect_ip,
+        ("CONNECT", Some(token)) if Draft::of(token).is_some() => Method::connect_tcp,
         _ if dns::read(head).is_some() => Method::dns,
         _ => Method::other,
     }
@@ -357,19 +376,33 @@ fn read_request(
         // port, and this relay may be reached by names that it does not know.
         Some("connect-udp") => udp(head, templates),
         Some("connect-ip") => ip(head),
-        Some(_) => Err(Failure::Protocol),
+        Some(token) => match Draft::of(token) {
+            Some(draft) => tcp_by_template(head, templates, draft),
+            None => Err(Failure::Protocol),
+        },
     }
 }
 
 /// "The :authority pseudo-header field contains the host and port to connect to."
 fn tcp(head: &RequestHead) -> Result<Asked, Failure> {
     let target = head.authority.parse();
-    target.map(Asked::Tcp).map_err(|_| Failure::Malformed)
+    target
+        .map(|target| Asked::Tcp(target, None))
+        .map_err(|_| Failure::Malformed)
+}
+
+fn tcp_by_template(
+    head: &RequestHead,
+    templates: &Templates,
+    draft: Draft,
+) -> Result<Asked, Failure> {
+    let path = head.path.as_deref().ok_or(Failure::Malformed)?;
+    target(&templates.tcp, path).map(|target| Asked::Tcp(target, Some(draft)))
 }
 
 fn udp(head: &RequestHead, templates: &Templates) -> Result<Asked, Failure> {
     let path = head.path.as_deref().ok_or(Failure::Malformed)?;
-    templates.target(path).map(Asked::Udp)
+    target(&templates.udp, path).map(Asked::Udp)
 }
 
 /// By the well-known template alone.
@@ -383,31 +416,41 @@ fn ip(head: &RequestHead) -> Result<Asked, Failure> {
         })
 }
 
-/// The CONNECT-UDP paths that this relay serves: the well-known one, and one of the operator's choice.
+/// The paths that this relay serves: of each protocol the well-known one, and one of the operator's choice.
 #[derive(Clone, Debug)]
-pub(crate) struct Templates(Vec<Template>);
+pub(crate) struct Templates {
+    udp: Vec<Template>,
+    tcp: Vec<Template>,
+}
 
 impl Templates {
-    /// The well-known template and `configured`.
-    pub(crate) fn new(configured: Option<&str>) -> Result<Self, ConfigError> {
-        let mut templates = vec![Template::well_known()];
-        if let Some(text) = configured {
-            let wrong = |error| ConfigError::new("masque.template", format!("{error}"));
-            templates.push(text.parse().map_err(wrong)?);
-        }
-        Ok(Self(templates))
+    /// The well-known templates and the configured ones.
+    pub(crate) fn new(config: &config::Masque) -> Result<Self, ConfigError> {
+        let more = |key: &'static str, text: &Option<String>| {
+            let read = text.as_deref().map(str::parse::<Template>).transpose();
+            read.map_err(|error| ConfigError::new(key, format!("{error}")))
+        };
+        let udp = more("masque.template", &config.template)?;
+        let tcp = more("masque.tcp_template", &config.tcp_template)?;
+        Ok(Self {
+            udp: [Template::well_known()].into_iter().chain(udp).collect(),
+            tcp: [Template::well_known_tcp()]
+                .into_iter()
+                .chain(tcp)
+                .collect(),
+        })
     }
+}
 
-    /// The target that a path asks for.
-    pub(crate) fn target(&self, path: &str) -> Result<Target, Failure> {
-        let mut failure = Failure::NotFound;
-        for template in &self.0 {
-            match template.match_path(path) {
-                Ok(target) => return Ok(target),
-                Err(PathError::BadTarget) => failure = Failure::Malformed,
-                Err(PathError::NoMatch) => (),
-            }
+/// The target that a path asks for.
+fn target(templates: &[Template], path: &str) -> Result<Target, Failure> {
+    let mut failure = Failure::NotFound;
+    for template in templates {
+        match template.match_path(path) {
+            Ok(target) => return Ok(target),
+            Err(PathError::BadTarget) => failure = Failure::Malformed,
+            Err(PathError::NoMatch) => (),
         }
-        Err(failure)
     }
+    Err(failure)
 }

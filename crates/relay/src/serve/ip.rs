@@ -69,8 +69,10 @@ pub(crate) async fn carry(
     };
     let client = exchange.datagrams(Arc::new(sink));
     client.carry_packets();
-    let told = client.send_ip_capsule(&lease.assigned()) && client.send_ip_capsule(&lease.routes());
-    if !told {
+    let mut first = vec![lease.assigned(), lease.routes()];
+    // "DNS_ASSIGN capsules are not sent before the corresponding ROUTE_ADVERTISEMENT capsule."
+    first.extend(lease.network());
+    if !first.iter().all(|capsule| client.send_ip_capsule(capsule)) {
         return client.reset();
     }
     tokio::select! {
@@ -243,7 +245,13 @@ impl DatagramSink for ToNetwork {
     fn ip_capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {
         let fine = match capsule {
             Ok(Capsule::AddressRequest(wanted)) => self.asked.try_send(wanted).is_ok(),
-            Ok(Capsule::AddressAssign(_) | Capsule::RouteAdvertisement(_)) => true,
+            // "IP proxies will ignore any DNS configuration sent by the client."
+            Ok(
+                Capsule::AddressAssign(_)
+                | Capsule::RouteAdvertisement(_)
+                | Capsule::DnsAssign(_)
+                | Capsule::Pref64(_),
+            ) => true,
             Err(Malformed) => false,
         };
         if fine {

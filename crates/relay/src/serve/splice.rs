@@ -1,5 +1,5 @@
 //! A TCP tunnel once it is open: bytes both ways between the client's stream and the target's socket.
-//! The CONNECT handler runs it.
+//! The handler of CONNECT and connect-tcp runs it.
 //! RFC 9114 §4.4: a finished side finishes the other, a reset one resets it.
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use hoplite_http::{DataReceiver, DataSender, HttpError, read_shared};
+use hoplite_http::read_shared;
 use tokio::{
     io::AsyncWrite,
     net::{
@@ -22,6 +22,7 @@ use tokio::{
     time::timeout,
 };
 
+use super::client_stream::{Broken, Incoming, Outgoing};
 use crate::{
     limits::{Account, InHand, Pace},
     metrics::Metrics,
@@ -53,18 +54,23 @@ pub(crate) struct Terms<'a> {
 
 /// Carries bytes until both sides have finished or one has broken.
 pub(crate) async fn splice(
-    mut from: DataReceiver,
-    mut to: DataSender,
+    mut from: Incoming,
+    mut to: Outgoing,
     mut target: TcpStream,
     terms: Terms<'_>,
 ) {
     let passed = AtomicU64::new(0);
     let (read, write) = target.split();
-    let end = tokio::select! {
-        end = both(
+    let carried = async {
+        both(
             up(&mut from, write, &terms, &passed),
             down(read, &mut to, &terms, &passed),
-        ) => end,
+        )
+        .await?;
+        to.close().await.map_err(|_| End::Client)
+    };
+    let end = tokio::select! {
+        end = carried => end,
         () = watch(terms.idle, &passed) => Err(End::Idle),
     };
     if let Err(end) = end {
@@ -106,7 +112,7 @@ pub(crate) async fn watch(idle: Duration, passed: &AtomicU64) {
 
 /// From the client to the target.
 async fn up(
-    from: &mut DataReceiver,
+    from: &mut Incoming,
     mut target: WriteHalf<'_>,
     terms: &Terms<'_>,
     passed: &AtomicU64,
@@ -156,11 +162,11 @@ async fn shut(target: &mut WriteHalf<'_>) -> Result<(), End> {
 
 /// Takes what is there, at most a batch and about what there is room for; false when the client has finished.
 fn gather(
-    from: &mut DataReceiver,
+    from: &mut Incoming,
     chunks: &mut Vec<Bytes>,
     room: usize,
     cx: &mut Context<'_>,
-) -> Poll<Result<bool, HttpError>> {
+) -> Poll<Result<bool, Broken>> {
     chunks.clear();
     let mut bytes = 0;
     while chunks.len() < CHUNKS && bytes < CHUNK_BYTES.min(room) {
@@ -216,7 +222,7 @@ fn advance(chunks: &mut [Bytes], mut written: usize) -> usize {
 /// From the target to the client.
 async fn down(
     target: ReadHalf<'_>,
-    to: &mut DataSender,
+    to: &mut Outgoing,
     terms: &Terms<'_>,
     passed: &AtomicU64,
 ) -> Result<(), End> {

@@ -3,7 +3,12 @@
 mod device;
 mod errors;
 
-use std::{net::IpAddr, ops::ControlFlow, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    ops::ControlFlow,
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use hoplite_http::{
@@ -19,7 +24,7 @@ use hoplite_testing::{
 };
 use hoplite_wire::{
     ProxyError,
-    connect_ip::{Capsule, Malformed, Numbered, Prefix, Route},
+    connect_ip::{Capsule, Malformed, Nat64Prefix, Numbered, Prefix, Route},
     ip::{self, icmp::Echo},
 };
 use parking_lot::Mutex;
@@ -27,7 +32,7 @@ use tokio::{sync::mpsc, time::timeout};
 
 use crate::support::{Client, connect, ip as ask};
 
-const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// The client's end of a flow of packets.
 struct Packets {
@@ -122,6 +127,40 @@ impl Packets {
             }
         }
     }
+}
+
+#[test]
+fn whoever_may_go_anywhere_is_told_of_nameservers_and_nat64_behind_the_routes_and_nobody_else() {
+    with_echoes(|| async {
+        let relay = relay(|config| {
+            config.ip.nameservers = vec!["192.0.2.53".parse().expect("an address")];
+            config.ip.nat64 = vec!["64:ff9b::/96".parse().expect("a prefix")];
+        });
+        let client = connect(&relay).await;
+        let (mut packets, _) = Packets::open(&client, "*/*").await;
+        let told = soon(packets.capsules.recv()).await;
+        let Some(Capsule::DnsAssign(told)) = told else {
+            unreachable!("{told:?}");
+        };
+        assert_eq!((told.len(), &told[0].internal[..]), (1, &[None][..]));
+        let nameserver = &told[0].nameservers[0];
+        assert_eq!(nameserver.ipv4, [Ipv4Addr::new(192, 0, 2, 53)]);
+        assert_eq!((nameserver.name.as_ref(), nameserver.ipv6.len()), (None, 0));
+        let nat64 = "64:ff9b::".parse().expect("an address");
+        let nat64 = Nat64Prefix::new(nat64, 96).expect("a length");
+        let told = soon(packets.capsules.recv()).await;
+        assert_eq!(told, Some(Capsule::Pref64(vec![nat64])));
+        // What such a client tells is passed over, and the flow goes on.
+        assert!(packets.flow.send_ip_capsule(&Capsule::Pref64(vec![nat64])));
+        assert!(packets.flow.send_ip_capsule(&Capsule::DnsAssign(vec![])));
+        assert_eq!(soon(packets.ping(1, HERE)).await, (HERE, 1));
+        let (mut one, _) = Packets::open(&client, "127.0.0.1/1").await;
+        assert_eq!(soon(one.ping(1, HERE)).await, (HERE, 1));
+        assert!(
+            one.capsules.try_recv().is_err(),
+            "told to a flow of one host"
+        );
+    });
 }
 
 /// Waits until a counter of the relay has come to `wanted`, and not beyond.

@@ -21,7 +21,7 @@ use hoplite_testing::{
     path::{direct, peer},
     soon,
 };
-use hoplite_wire::{ProxyError, RequestHead, ResponseHead, Target, Template};
+use hoplite_wire::{ProxyError, RequestHead, ResponseHead, Target, Template, connect_tcp::Draft};
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use tokio::{
@@ -90,6 +90,12 @@ pub(crate) fn tcp(target: impl ToString) -> RequestHead {
 pub(crate) fn udp(target: impl ToString) -> RequestHead {
     let target: Target = target.to_string().parse().expect("a target");
     RequestHead::connect_udp("relay", Template::well_known().expand(&target))
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for the callers' sake")]
+pub(crate) fn tcp_by_template(target: impl ToString, draft: Draft) -> RequestHead {
+    let target: Target = target.to_string().parse().expect("a target");
+    RequestHead::connect_tcp("relay", Template::well_known_tcp().expand(&target), draft)
 }
 
 pub(crate) fn ip(path: &str) -> RequestHead {

@@ -2,6 +2,7 @@
 
 use std::{net::Ipv4Addr, time::Duration};
 
+use bytes::BytesMut;
 use hoplite_crypto::ALPN_HTTP1;
 use hoplite_http::{HttpVersion, Session, h2, h3};
 use hoplite_overlay::{Batch, Error, ErrorKind, Terms};
@@ -14,11 +15,15 @@ use hoplite_testing::{
 };
 use hoplite_wire::{
     ProxyError, RequestHead,
+    connect_tcp::{Draft, Reader},
     forwarding::{FORWARDING, Offer, Transform},
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
-use crate::support::{dialer, tcp, tls_from, udp};
+use crate::{
+    admission::entry,
+    support::{dialer, tcp, tcp_by_template, tls_from, udp},
+};
 
 async fn connect(relay: &Handle, version: HttpVersion) -> Client {
     match version {
@@ -79,6 +84,140 @@ async fn a_tcp_tunnel_carries_bytes_both_ways_and_ends_in_order() {
         soon(read.read_to_end(&mut back)).await.expect("finished");
         writing.await.expect("written");
         assert!(back == data, "the bytes changed over {version}");
+    }
+}
+
+/// A DATA capsule.
+fn data(draft: Draft, payload: &[u8]) -> Vec<u8> {
+    let mut capsule = Vec::new();
+    draft.write_data_head(&mut capsule, payload.len());
+    capsule.extend_from_slice(payload);
+    capsule
+}
+
+/// An empty FINAL_DATA capsule.
+fn end(draft: Draft) -> Vec<u8> {
+    let mut capsule = Vec::new();
+    draft.write_end(&mut capsule);
+    capsule
+}
+
+/// The payload of the capsules until FINAL_DATA; `None` where the stream breaks before.
+async fn payload(draft: Draft, from: &mut (impl AsyncRead + Unpin)) -> Option<Vec<u8>> {
+    let (mut reader, mut payload) = (Reader::new(draft), Vec::new());
+    while !reader.has_ended() {
+        let mut bytes = BytesMut::new();
+        let read = soon(from.read_buf(&mut bytes)).await;
+        read.ok().filter(|read| *read > 0)?;
+        let mut bytes = bytes.freeze();
+        while let Some(part) = reader.next(&mut bytes).expect("nothing behind the end") {
+            payload.extend_from_slice(&part);
+        }
+    }
+    Some(payload)
+}
+
+#[tokio::test]
+async fn tcp_by_template_is_carried_in_capsules_and_ends_in_order() {
+    let relay = relay(|_| ());
+    let echo = targets::tcp_echo().await;
+    let bytes: Vec<u8> = (0..300_000_u32).map(|n| n.to_le_bytes()[0]).collect();
+    let all = |version| Draft::ALL.map(|draft| (version, draft));
+    for (version, draft) in ALL.into_iter().flat_map(all) {
+        let (sent, _client) = open(&relay, version, &tcp_by_template(echo, draft)).await;
+        let (mut read, mut write) = tokio::io::split(sent.into_stream());
+        let capsules: Vec<u8> = bytes
+            .chunks(70_001)
+            .flat_map(|part| data(draft, part))
+            .collect();
+        let writing = tokio::spawn(async move {
+            write.write_all(&capsules).await.expect("open");
+            write.write_all(&end(draft)).await.expect("open");
+            write.flush().await.expect("open");
+            write
+        });
+        let back = payload(draft, &mut read).await;
+        assert!(back.as_ref() == Some(&bytes), "{draft:?} over {version}");
+        let mut write = writing.await.expect("written");
+        // The relay ends the stream without waiting for us.
+        assert_eq!(soon(read.read(&mut [0])).await.ok(), Some(0), "{version}");
+        drop(write.shutdown().await);
+    }
+}
+
+#[tokio::test]
+async fn the_answer_to_tcp_by_template_says_that_capsules_are_spoken_and_a_refusal_asks_at_the_origin()
+ {
+    let echo = targets::tcp_echo().await;
+    let (open, closed) = (
+        relay(|_| ()),
+        relay(|config| config.auth.token = vec![entry("right")]),
+    );
+    let head = tcp_by_template(echo, Draft::D12);
+    for version in ALL {
+        let client = connect(&open, version).await;
+        let (status, capsules) = client.send(&head).await.response("capsule-protocol").await;
+        assert!(matches!(status, 200 | 101), "{status} over {version}");
+        assert_eq!(capsules.as_deref(), Some(&b"?1"[..]), "{version}");
+        let client = connect(&closed, version).await;
+        let (status, challenge) = client.send(&head).await.response("www-authenticate").await;
+        assert_eq!((status, challenge.is_some()), (401, true), "{version}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_of_capsules_that_ends_without_the_last_one_resets_the_target() {
+    let relay = relay(|_| ());
+    for version in ALL {
+        let (listener, target) = targets::listener().await;
+        let (sent, _client) = open(&relay, version, &tcp_by_template(target, Draft::D12)).await;
+        let mut stream = sent.into_stream();
+        stream
+            .write_all(&data(Draft::D12, b"half"))
+            .await
+            .expect("open");
+        stream.flush().await.expect("open");
+        let mut far = soon(listener.accept()).await.expect("connected").0;
+        let mut half = [0; 4];
+        soon(far.read_exact(&mut half)).await.expect("open");
+        stream.shutdown().await.expect("open");
+        let end = soon(far.read_u8()).await.expect_err("no more");
+        assert_eq!(end.kind(), std::io::ErrorKind::ConnectionReset, "{version}");
+    }
+}
+
+#[tokio::test]
+async fn what_follows_the_last_capsule_of_a_stream_does_not_reach_the_target() {
+    let relay = relay(|_| ());
+    let echo = targets::tcp_echo().await;
+    for version in ALL {
+        let (sent, _client) = open(&relay, version, &tcp_by_template(echo, Draft::D08)).await;
+        let mut stream = sent.into_stream();
+        let behind = [
+            data(Draft::D08, b"a"),
+            end(Draft::D08),
+            data(Draft::D08, b"b"),
+        ]
+        .concat();
+        stream.write_all(&behind).await.expect("open");
+        stream.flush().await.expect("open");
+        let back = payload(Draft::D08, &mut stream).await;
+        assert_eq!(back.as_deref().unwrap_or(b"a"), b"a", "{version}");
+    }
+}
+
+#[tokio::test]
+async fn a_template_for_tcp_of_the_operators_choice_works_beside_the_well_known_one() {
+    let template = "https://relay.example/tcp{?target_host,target_port}";
+    let relay = relay(|config| config.masque.tcp_template = Some(template.into()));
+    let echo = targets::tcp_echo().await;
+    let path = format!("/tcp?target_host=127.0.0.1&target_port={}", echo.port());
+    for version in ALL {
+        let own = RequestHead::connect_tcp("relay", path.clone(), Draft::D12);
+        open(&relay, version, &own).await;
+        open(&relay, version, &tcp_by_template(echo, Draft::D12)).await;
+        let udp = RequestHead::connect_udp("relay", path.clone());
+        assert_eq!(refusal(&relay, version, &udp).await.0, 404, "{version}");
     }
 }
 

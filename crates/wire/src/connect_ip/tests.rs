@@ -286,3 +286,132 @@ proptest! {
         drop(Scope::read_path(&text));
     }
 }
+
+fn capsule(kind: u64, value: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    varint::write(&mut out, kind);
+    varint::write(&mut out, value.len() as u64);
+    out.extend_from_slice(value);
+    out
+}
+
+/// The examples of draft-ietf-masque-connect-ip-dns, put together by hand.
+#[test]
+fn nameservers_and_nat64_prefixes_are_written_as_the_draft_draws_them() {
+    let split_tunnel = Capsule::DnsAssign(vec![DnsConfiguration {
+        nameservers: vec![Nameserver {
+            priority: 1,
+            ipv4: vec!["192.0.2.33".parse().expect("an address")],
+            ipv6: Vec::new(),
+            name: None,
+            parameters: Vec::new(),
+        }],
+        internal: vec![None],
+        search: vec![HostName::new("corp.example").expect("a name")],
+    }]);
+    let value = [
+        &[1, 0, 1, 1, 192, 0, 2, 33, 0, 0, 0, 1, 0, 1, 12][..],
+        b"corp.example",
+    ]
+    .concat();
+    assert_eq!(written(&split_tunnel), capsule(0x1ace_79ec, &value));
+    let prefix = "64:ff9b::".parse().expect("an address");
+    let nat64 = Capsule::Pref64(vec![Nat64Prefix::new(prefix, 96).expect("a length")]);
+    let value = [96, 0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(written(&nat64), capsule(0x274c_0fbc, &value));
+    for capsule in [
+        split_tunnel,
+        nat64,
+        Capsule::DnsAssign(vec![]),
+        Capsule::Pref64(vec![]),
+    ] {
+        assert_eq!(read(&written(&capsule)), Some(Ok(capsule)));
+    }
+}
+
+#[test]
+fn a_nameserver_that_breaks_a_rule_is_malformed() {
+    let with = |head: &[u8], name: &[u8], parameters: &[u8]| {
+        let lengths = [name.len(), parameters.len()].map(|len| u8::try_from(len).expect("short"));
+        let [name_length, length] = lengths;
+        let value = [
+            &[1][..],
+            head,
+            &[name_length],
+            name,
+            &[length],
+            parameters,
+            &[0, 0],
+        ]
+        .concat();
+        read(&capsule(0x1ace_79ec, &value))
+            .expect("of ours")
+            .is_ok()
+    };
+    let (reached, nowhere) = (&[0, 1, 1, 192, 0, 2, 33, 0][..], &[0, 1, 0, 0][..]);
+    let (alpn, only) = (&[0, 1, 0, 3, 2, b'h', b'3'][..], &[0, 2, 0, 0][..]);
+    assert!(with(reached, b"", b""));
+    assert!(with(reached, b"dns.example", alpn));
+    assert!(with(nowhere, b"dns.example", &[alpn, only].concat()));
+    assert!(!with(&[0, 0, 1, 192, 0, 2, 33, 0], b"", b""), "priority 0");
+    assert!(!with(nowhere, b"dns.example", alpn), "no address");
+    assert!(!with(reached, b"", alpn), "no name to authenticate");
+    assert!(
+        !with(reached, b"dns.example", &[only, alpn].concat()),
+        "order"
+    );
+    assert!(
+        !with(reached, b"dns.example", &[only, only].concat()),
+        "twice"
+    );
+    assert!(!with(reached, b"dns.example", &[0, 4, 0, 0]), "a hint");
+    assert!(!with(reached, b"dns.example", &[0, 1, 0, 9]), "cut off");
+    assert!(!with(reached, b"not a name", b""), "a name");
+    assert!(!with(&[0, 1, 63, 192, 0, 2, 33, 0], b"", b""), "a count");
+}
+
+#[test]
+fn a_nat64_prefix_has_one_of_six_lengths_and_thirteen_bytes() {
+    for length in 0..=u8::MAX {
+        let fine = [32, 40, 48, 56, 64, 96].contains(&length);
+        let value = [&[length][..], &[0x20; 12]].concat();
+        let read_back = read(&capsule(0x274c_0fbc, &value)).expect("of ours");
+        assert_eq!(read_back.is_ok(), fine, "{length}");
+    }
+    assert_eq!(read(&capsule(0x274c_0fbc, &[96; 12])), Some(Err(Malformed)));
+    assert_eq!(read(&capsule(0x274c_0fbc, &[96; 14])), Some(Err(Malformed)));
+}
+
+proptest! {
+    #[test]
+    fn what_is_told_of_the_network_is_read_back(
+        priority in 1_u16..,
+        ipv4 in proptest::collection::vec(any::<u32>(), 1..4),
+        ipv6 in proptest::collection::vec(any::<u128>(), 0..4),
+        search in proptest::collection::vec("[a-z]{1,20}(\\.[a-z]{1,20}){0,3}", 0..4),
+        keys in proptest::collection::btree_set(7_u16.., 0..4),
+        address: u128,
+        length in proptest::sample::select(&[32_u8, 40, 48, 56, 64, 96][..]),
+    ) {
+        let nameserver = Nameserver {
+            priority,
+            ipv4: ipv4.into_iter().map(Ipv4Addr::from).collect(),
+            ipv6: ipv6.into_iter().map(Ipv6Addr::from).collect(),
+            name: search.first().map(|name| HostName::new(name).expect("a name")),
+            parameters: keys.into_iter().map(|key| (key, Bytes::from_static(b"value"))).collect(),
+        };
+        let search = search.iter().map(|name| HostName::new(name).expect("a name")).collect();
+        let one = DnsConfiguration { nameservers: vec![nameserver], internal: vec![None], search };
+        let prefix = Nat64Prefix::new(address.into(), length).expect("a length");
+        for capsule in [Capsule::DnsAssign(vec![one.clone(), one.clone()]), Capsule::Pref64(vec![prefix; 3])] {
+            prop_assert_eq!(read(&written(&capsule)), Some(Ok(capsule)));
+        }
+    }
+
+    #[test]
+    fn any_bytes_told_of_the_network_are_read_without_a_panic(value: Vec<u8>) {
+        for kind in [0x1ace_79ec, 0x274c_0fbc] {
+            drop(read(&capsule(kind, &value)));
+        }
+    }
+}

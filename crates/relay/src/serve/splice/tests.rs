@@ -1,6 +1,6 @@
 //! A tunnel between a client over HTTP/2 in memory and a loopback socket (the target).
 
-use hoplite_http::{H2Error, Session, h2};
+use hoplite_http::{DataReceiver, DataSender, H2Error, HttpError, Session, h2};
 use hoplite_wire::{RequestHead, ResponseHead};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, duplex},
@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::{config::Limits, limits::Quotas};
+use crate::{config::Limits, limits::Quotas, serve::client_stream};
 
 /// RFC 9113 §8.5.
 const CONNECT_ERROR: u32 = 0xa;
@@ -22,7 +22,11 @@ struct Client {
 }
 
 /// An answered request: the client's halves, the server's, and the connection.
-async fn connected() -> ([(DataSender, DataReceiver); 2], [Session; 2]) {
+async fn connected() -> (
+    (DataSender, DataReceiver),
+    (Incoming, Outgoing),
+    [Session; 2],
+) {
     let config = h2::Config::default();
     let (near, far) = duplex(64 * 1024);
     let (client, server) = tokio::join!(
@@ -36,7 +40,8 @@ async fn connected() -> ([(DataSender, DataReceiver); 2], [Session; 2]) {
     let answered = far.respond(&ResponseHead::new(200)).await;
     answered.expect("answered");
     near.response().await.expect("an answer");
-    ([near.split(), far.split()], [client, server])
+    let far = client_stream::split(far, None);
+    (near.split(), far, [client, server])
 }
 
 /// A tunnel that breaks after `idle`; zero is never.
@@ -46,7 +51,7 @@ async fn tunnel(idle: Duration) -> (Client, TcpStream) {
     let address = listener.local_addr().expect("bound");
     let near = TcpStream::connect(address).await.expect("connected");
     let (target, _) = listener.accept().await.expect("accepted");
-    let ([(up, down), (to, from)], sessions) = connected().await;
+    let ((up, down), (from, to), sessions) = connected().await;
     let done = tokio::spawn(async move {
         let quotas = Quotas::new(Limits::default(), crate::config::Ip::default(), 1);
         let permit = quotas.request(quotas.by_token(0)).expect("a place");

@@ -13,7 +13,7 @@ use hoplite_testing::{
 
 use super::*;
 
-const FAR: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(198, 51, 100, 2));
+const FAR: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 2));
 /// As in docs/operating.md.
 const RULES: &str = r#"
 table inet hoplite-ip {
