@@ -27,6 +27,8 @@ pub enum Command {
     Run(RunArgs),
     /// Make the report of a campaign: one HTML page, figures, CSV, OnionPerf JSON.
     Report(ReportArgs),
+    /// Draw what a page of measurements tells: FILE.toml into FILE.svg beside it.
+    Plot(PlotArgs),
     /// Join the shards of one campaign into one directory.
     Merge(MergeArgs),
     /// What scenarios and subjects there are.
@@ -96,6 +98,14 @@ pub struct ReportArgs {
     pub baseline: Option<String>,
 }
 
+/// Arguments of `plot`.
+#[derive(Clone, Debug, Args)]
+pub struct PlotArgs {
+    /// Files of figures (docs/report.md).
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+}
+
 /// Arguments of `merge`.
 #[derive(Clone, Debug, Args)]
 pub struct MergeArgs {
@@ -150,6 +160,7 @@ pub fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Work => workload::run::client::main(),
         Command::Serve => workload::run::server::main(),
         Command::Report(args) => report::run(args),
+        Command::Plot(args) => report::plot::run(args),
         Command::List(args) => scenario::list(args.json),
         Command::Run(args) => campaign::run(args),
         Command::Merge(args) => campaign::merge(args),

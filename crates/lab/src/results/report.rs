@@ -17,6 +17,7 @@ mod findings;
 mod lines;
 mod metric;
 mod page;
+pub mod plot;
 mod plots;
 mod recognise;
 mod render;
