@@ -253,11 +253,14 @@ impl Label {
     }
 }
 
+/// A size is an em in SVG, and for plotters the height from ascender to descender: DejaVu's are 1.164 em apart.
+const EM: f64 = 1.164;
+
 /// How wide a text is. The font is wider than most, so a page's own font fits too.
 pub(super) fn width(text: &str, size: f64) -> f64 {
     let font = font(size, false);
     let trailing = text.len() - text.trim_end().len();
-    let measured = font.box_size(text).map(|(wide, _)| f64::from(wide));
+    let measured = font.box_size(text).map(|(wide, _)| f64::from(wide) * EM);
     let guessed = || 0.6 * size * text.chars().count() as f64;
     measured.unwrap_or_else(|_| guessed()) + trailing as f64 * 0.32 * size
 }
