@@ -295,18 +295,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    fn bytes(hex: &str) -> Vec<u8> {
-        let digit = |digit: &u8| char::from(*digit).to_digit(16).expect("hexadecimal");
-        let byte = |pair: &[u8]| pair.iter().fold(0, |byte, next| byte << 4 | digit(next));
-        let pairs = hex.as_bytes().chunks(2);
-        pairs
-            .map(|pair| u8::try_from(byte(pair)).expect("a byte"))
-            .collect()
-    }
+    use crate::onion::testing::hex;
 
     fn ids(config: u8, server: usize, nonce: usize, key: &str) -> RoutableIds {
-        let key = bytes(key).try_into().expect("16 bytes");
+        let key = hex(key).try_into().expect("16 bytes");
         RoutableIds::new(config, server, nonce, &key).expect("a configuration")
     }
 
@@ -336,12 +328,12 @@ mod tests {
     #[test]
     fn the_drafts_ids_are_made_and_read_as_it_says() {
         for (config, server, nonce, id) in VECTORS {
-            let (server, nonce) = (bytes(server), bytes(nonce));
+            let (server, nonce) = (hex(server), hex(nonce));
             let key = "8f95f09245765f80256934e50c66207f";
             let ids = ids(config, server.len(), nonce.len(), key);
             let sealed = ids.seal(&server, &nonce).expect("sealed");
-            assert_eq!(sealed.as_bytes(), bytes(id));
-            assert_eq!(ids.open(&bytes(id)).expect("opened").as_bytes(), server);
+            assert_eq!(sealed.as_bytes(), hex(id));
+            assert_eq!(ids.open(&hex(id)).expect("opened").as_bytes(), server);
         }
     }
 
@@ -349,10 +341,8 @@ mod tests {
     #[test]
     fn the_drafts_worked_example_comes_out() {
         let ids = ids(0, 3, 4, "fdf726a9893ec05c0632d3956680baf0");
-        let sealed = ids
-            .seal(&bytes("31441a"), &bytes("9c69c275"))
-            .expect("sealed");
-        assert_eq!(sealed.as_bytes(), bytes("0767947d29be054a"));
+        let sealed = ids.seal(&hex("31441a"), &hex("9c69c275")).expect("sealed");
+        assert_eq!(sealed.as_bytes(), hex("0767947d29be054a"));
     }
 
     #[test]

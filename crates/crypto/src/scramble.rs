@@ -199,6 +199,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::onion::testing::hex;
 
     /// Appendix A of the draft.
     const KEY: &str = "f13a915f96fb8919d9d8655488ffea5778cac8cffbc27cd38c173bcbad955cff";
@@ -209,21 +210,12 @@ mod tests {
 
     const ID: usize = 20;
 
-    fn bytes(hex: &str) -> Vec<u8> {
-        let digit = |digit: &u8| char::from(*digit).to_digit(16).expect("hexadecimal");
-        let byte = |pair: &[u8]| pair.iter().fold(0, |byte, next| byte << 4 | digit(next));
-        let pairs = hex.as_bytes().chunks(2);
-        pairs
-            .map(|pair| u8::try_from(byte(pair)).expect("a byte"))
-            .collect()
-    }
-
     fn key(bytes: [u8; 32]) -> Key {
         Key::new(Zeroizing::new(bytes))
     }
 
     fn drafts() -> Scramble {
-        let bytes = bytes(KEY).try_into().expect("32 bytes");
+        let bytes = hex(KEY).try_into().expect("32 bytes");
         Scramble::new(&key(bytes)).expect("a cipher")
     }
 
@@ -233,16 +225,16 @@ mod tests {
 
     #[test]
     fn the_drafts_example_is_sealed_as_it_says() {
-        let mut packet = bytes(CLEAR);
+        let mut packet = hex(CLEAR);
         drafts().seal(&mut packet, ID).expect("long enough");
-        assert_eq!(packet, bytes(SEALED));
+        assert_eq!(packet, hex(SEALED));
     }
 
     #[test]
     fn the_drafts_example_is_opened_as_it_says() {
-        let mut packet = bytes(SEALED);
+        let mut packet = hex(SEALED);
         drafts().open(&mut packet, ID).expect("long enough");
-        assert_eq!(packet, bytes(CLEAR));
+        assert_eq!(packet, hex(CLEAR));
     }
 
     /// The procedure of the draft, word for word, on single blocks.
@@ -275,7 +267,7 @@ mod tests {
         for last in [[0xff; BLOCK].as_slice(), &[0xff; 4], &[0xff; 8]] {
             let mut packet = vec![0x40; 400];
             packet[1 + BLOCK - last.len()..=BLOCK].copy_from_slice(last);
-            let wanted = by_the_book(&scramble, &bytes(KEY)[..BLOCK], &packet, 0);
+            let wanted = by_the_book(&scramble, &hex(KEY)[..BLOCK], &packet, 0);
             scramble.seal(&mut packet, 0).expect("long enough");
             assert_eq!(packet, wanted);
         }
@@ -304,15 +296,15 @@ mod tests {
         let client = Transform::scramble(&a, &b).expect("a cipher");
         let relay = Transform::scramble(&b, &a).expect("a cipher");
         for (sender, receiver) in [(&client, &relay), (&relay, &client)] {
-            let mut packet = bytes(CLEAR);
+            let mut packet = hex(CLEAR);
             sender.seal(&mut packet, ID).expect("long enough");
-            assert_ne!(packet, bytes(CLEAR));
+            assert_ne!(packet, hex(CLEAR));
             receiver.open(&mut packet, ID).expect("long enough");
-            assert_eq!(packet, bytes(CLEAR));
+            assert_eq!(packet, hex(CLEAR));
         }
-        let mut packet = bytes(CLEAR);
+        let mut packet = hex(CLEAR);
         Transform::Identity.seal(&mut packet, ID).expect("anything");
-        assert_eq!(packet, bytes(CLEAR));
+        assert_eq!(packet, hex(CLEAR));
     }
 
     #[test]

@@ -182,6 +182,16 @@ pub fn write_udp(out: &mut impl BufMut, payload: &[u8]) {
 /// How many bytes [`write_udp`] takes around a payload at most.
 pub const UDP_OVERHEAD: usize = 10;
 
+/// A capsule of any type, for tests.
+#[cfg(test)]
+pub(crate) fn raw(kind: u64, value: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    varint::write(&mut out, kind);
+    varint::write(&mut out, value.len() as u64);
+    out.extend_from_slice(value);
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,14 +217,6 @@ mod tests {
             }
         }
         (values, reader)
-    }
-
-    fn raw(kind: u64, value: &[u8]) -> Vec<u8> {
-        let mut out = Vec::new();
-        varint::write(&mut out, kind);
-        varint::write(&mut out, value.len() as u64);
-        out.extend_from_slice(value);
-        out
     }
 
     #[test]

@@ -155,6 +155,7 @@ fn within(left: u64, there: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capsule::raw;
     use proptest::prelude::*;
 
     /// What is read from `bytes` in pieces, and whether it has ended.
@@ -168,14 +169,6 @@ mod tests {
             }
         }
         Ok((payload, reader.has_ended()))
-    }
-
-    fn raw(kind: u64, value: &[u8]) -> Vec<u8> {
-        let mut out = Vec::new();
-        varint::write(&mut out, kind);
-        varint::write(&mut out, value.len() as u64);
-        out.extend_from_slice(value);
-        out
     }
 
     #[test]

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::capsule::raw;
 
 fn ip(text: &str) -> IpAddr {
     text.parse().expect(text)
@@ -287,14 +288,6 @@ proptest! {
     }
 }
 
-fn capsule(kind: u64, value: &[u8]) -> Vec<u8> {
-    let mut out = Vec::new();
-    varint::write(&mut out, kind);
-    varint::write(&mut out, value.len() as u64);
-    out.extend_from_slice(value);
-    out
-}
-
 /// The examples of draft-ietf-masque-connect-ip-dns, put together by hand.
 #[test]
 fn nameservers_and_nat64_prefixes_are_written_as_the_draft_draws_them() {
@@ -314,11 +307,11 @@ fn nameservers_and_nat64_prefixes_are_written_as_the_draft_draws_them() {
         b"corp.example",
     ]
     .concat();
-    assert_eq!(written(&split_tunnel), capsule(0x1ace_79ec, &value));
+    assert_eq!(written(&split_tunnel), raw(0x1ace_79ec, &value));
     let prefix = "64:ff9b::".parse().expect("an address");
     let nat64 = Capsule::Pref64(vec![Nat64Prefix::new(prefix, 96).expect("a length")]);
     let value = [96, 0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0];
-    assert_eq!(written(&nat64), capsule(0x274c_0fbc, &value));
+    assert_eq!(written(&nat64), raw(0x274c_0fbc, &value));
     for capsule in [
         split_tunnel,
         nat64,
@@ -344,9 +337,7 @@ fn a_nameserver_that_breaks_a_rule_is_malformed() {
             &[0, 0],
         ]
         .concat();
-        read(&capsule(0x1ace_79ec, &value))
-            .expect("of ours")
-            .is_ok()
+        read(&raw(0x1ace_79ec, &value)).expect("of ours").is_ok()
     };
     let (reached, nowhere) = (&[0, 1, 1, 192, 0, 2, 33, 0][..], &[0, 1, 0, 0][..]);
     let (alpn, only) = (&[0, 1, 0, 3, 2, b'h', b'3'][..], &[0, 2, 0, 0][..]);
@@ -375,11 +366,11 @@ fn a_nat64_prefix_has_one_of_six_lengths_and_thirteen_bytes() {
     for length in 0..=u8::MAX {
         let fine = [32, 40, 48, 56, 64, 96].contains(&length);
         let value = [&[length][..], &[0x20; 12]].concat();
-        let read_back = read(&capsule(0x274c_0fbc, &value)).expect("of ours");
+        let read_back = read(&raw(0x274c_0fbc, &value)).expect("of ours");
         assert_eq!(read_back.is_ok(), fine, "{length}");
     }
-    assert_eq!(read(&capsule(0x274c_0fbc, &[96; 12])), Some(Err(Malformed)));
-    assert_eq!(read(&capsule(0x274c_0fbc, &[96; 14])), Some(Err(Malformed)));
+    assert_eq!(read(&raw(0x274c_0fbc, &[96; 12])), Some(Err(Malformed)));
+    assert_eq!(read(&raw(0x274c_0fbc, &[96; 14])), Some(Err(Malformed)));
 }
 
 proptest! {
@@ -411,7 +402,7 @@ proptest! {
     #[test]
     fn any_bytes_told_of_the_network_are_read_without_a_panic(value: Vec<u8>) {
         for kind in [0x1ace_79ec, 0x274c_0fbc] {
-            drop(read(&capsule(kind, &value)));
+            drop(read(&raw(kind, &value)));
         }
     }
 }
