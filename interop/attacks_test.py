@@ -411,6 +411,9 @@ def main():
     if why:
         checks.skip("all", why)
         return checks.done()
+    if missing := [name for name in ("hostile", "floods") if not (EXAMPLES / name).exists()]:
+        checks.check(f"the hostile programs are in {EXAMPLES}: the head of this test says how they are built", False, ", ".join(missing))
+        return checks.done()
     wanted = sys.argv[1:] or list(ATTACKS)
     with Network() as net:
         forwarded(checks, net)
