@@ -134,7 +134,7 @@ s.sendto(b'x' * {hops}, ('{target.v4}', 0))""")
         time.sleep(0.5)
     finally:
         capture.process.stop(signal.SIGINT)  # its file never rests: others talk all the time
-    seen = packets(capture.path)
+    seen = [packet for _, *packet in packets(capture.path)]
     arrived, marks = {}, collections.Counter()
     for source, _, protocol, frame in seen:
         if source not in (last.v4, last.v6) or protocol not in (1, 58, other):

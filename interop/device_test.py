@@ -741,7 +741,7 @@ def picture(session, dress, name, *sources):
         capture.process.stop(signal.SIGINT)
         device.sh("sysctl -qw " + " ".join(f"net.{key}={value}" for key, value in DRESSES["one"][1].items()) + " net.ipv6.conf.eth0.hop_limit=64")
     seen = {}
-    for source, _, protocol, frame in packets(capture.path):
+    for _, source, _, protocol, frame in packets(capture.path):
         if source in sources and (fields := header_fields(protocol, frame)):
             seen.setdefault(fields[0], set()).add(fields[1:])
             if protocol in (6, 17):

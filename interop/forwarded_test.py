@@ -44,12 +44,14 @@ def complete(process, size=SIZE, seconds=100):
     return bool(lines) and lines[-1].get("sha256") == sha256(payload(size)) or process.text()[-300:] or "nothing came"
 
 
-def between(seen, one, other):
-    """UDP payloads between two addresses, in order."""
-    for source, destination, kind, frame in seen:
+def udp_between(seen, one, other):
+    """(seconds, UDP payload) of each packet between two addresses, in order."""
+    udp = []
+    for when, source, destination, kind, frame in seen:
         if {source, destination} == {one, other} and kind == UDP and frame[12:14] == b"\x08\x00":
             start = 14 + 4 * (frame[14] & 15)
-            yield frame[start + 8:start + int.from_bytes(frame[start + 4:start + 6])]
+            udp.append((when, frame[start + 8:start + int.from_bytes(frame[start + 4:start + 6])]))
+    return udp
 
 
 def short(payloads):
@@ -69,10 +71,11 @@ def one_hop(lab, extra, name):
     client = lab.start_client(1, name, extra)
     capture = Capture(lab.relays[0], f"capture-{name}")
     fine = complete(download(lab, f"get-{name}"))
-    seen = capture.stop()
+    seen = capture.stop_timed()
     client.stop()
     relay = lab.relays[0].v4
-    return fine, list(between(seen, lab.client.v4, relay)), list(between(seen, relay, lab.target.v4))
+    before, after = ([p for _, p in udp_between(seen, *ends)] for ends in ((lab.client.v4, relay), (relay, lab.target.v4)))
+    return fine, before, after
 
 
 def transforms(checks, lab):
@@ -80,9 +83,9 @@ def transforms(checks, lab):
     for transform in ("scramble", "identity"):
         fine, before, after = one_hop(lab, f'\n[tunnel]\ntransform = "{transform}"\n', f"one-{transform}")
         checks.check(f"{transform}: HTTP/3 download over a forwarding relay, checksum", fine is True, str(fine))
-        carried, sent = payload_bytes(before), payload_bytes(after)
-        checks.check(f"{transform}: the relay's client side carries hardly more than its target side ({carried / sent - 1:+.1%})",
-                     carried < 1.03 * sent, f"{carried} and {sent} bytes")
+        received, sent = payload_bytes(before), payload_bytes(after)
+        checks.check(f"{transform}: the relay's client side carries hardly more than its target side ({received / sent - 1:+.1%})",
+                     received < 1.03 * sent, f"{received} and {sent} bytes")
         sample = short(after)[200:600]
         common = windows(short(before)) & windows(sample)
         if transform == "scramble":
@@ -91,6 +94,16 @@ def transforms(checks, lab):
             checks.check("identity: packets are recognised on both sides (so the check above can fail)", len(common) > 1000, str(len(common)))
         common_size = [collections.Counter(len(p) for p in short(side) if len(p) > 600).most_common(1)[0][0] for side in (before, after)]
         checks.check(f"{transform}: sizes are kept, as the documents say", common_size[0] == common_size[1], str(common_size))
+
+
+def carried(near, far):
+    """What the client's link carries beyond the end-to-end connection, once the path stands: the connection's second half.
+
+    Setting the path up costs more on a slow machine, where more of the connection is tunnelled until every hop forwards.
+    """
+    middle = far[len(far) // 2][0]
+    first_link, own = (payload_bytes(p for when, p in side if when >= middle) for side in (near, far))
+    return first_link / own - 1
 
 
 def hops(checks, lab):
@@ -103,10 +116,10 @@ def hops(checks, lab):
             capture = Capture(lab.client, f"capture-{name}")
             last = Capture(lab.relays[count - 1], f"capture-last-{name}")
             fine = complete(download(lab, f"get-{name}"))
-            first_link = payload_bytes(between(capture.stop(), lab.client.v4, lab.relays[0].v4))
-            own = payload_bytes(between(last.stop(), lab.relays[count - 1].v4, lab.target.v4))
+            near = udp_between(capture.stop_timed(), lab.client.v4, lab.relays[0].v4)
+            far = udp_between(last.stop_timed(), lab.relays[count - 1].v4, lab.target.v4)
             client.stop()
-            shares[mode] = first_link / own - 1
+            shares[mode] = carried(near, far)
             checks.check(f"{count} hops, {mode}: HTTP/3 download, checksum", fine is True, str(fine))
         checks.check(f"{count} hops: forwarded adds {shares['auto']:.1%} to the connection's own bytes, tunnelled {shares['tunnelled']:.1%}",
                      shares["auto"] < 0.01 and shares["tunnelled"] > TUNNEL * count)

@@ -102,6 +102,11 @@ class Capture:
         wait_for("tcpdump", lambda: "listening on" in self.process.text() or not self.process.alive())
 
     def stop(self):
+        """Ends it; (source, destination, protocol, bytes) of each packet."""
+        return [packet for _, *packet in self.stop_timed()]
+
+    def stop_timed(self):
+        """Ends it; (seconds, source, destination, protocol, bytes) of each packet, by the clock that all hosts share."""
         written = -1
         while written != (written := self.path.stat().st_size):  # until a slow machine's tcpdump has caught up
             time.sleep(0.4)
@@ -110,23 +115,24 @@ class Capture:
 
 
 def packets(path):
-    """(source, destination, protocol, bytes) of each IP packet of a capture."""
+    """(seconds, source, destination, protocol, bytes) of each IP packet of a capture."""
     data = path.read_bytes()
     at = 24
     while at + 16 <= len(data):
-        size = struct.unpack("<I", data[at + 8:at + 12])[0]
+        seconds, micros, size = struct.unpack("<3I", data[at:at + 12])
+        when = seconds + micros / 1e6
         frame = data[at + 16:at + 16 + size]
         at += 16 + size
         kind = frame[12:14]
         if kind == b"\x08\x00":
             dotted = lambda raw: ".".join(map(str, raw))  # noqa: E731
-            yield dotted(frame[26:30]), dotted(frame[30:34]), frame[23], frame
+            yield when, dotted(frame[26:30]), dotted(frame[30:34]), frame[23], frame
         elif kind == b"\x86\xdd":
             # Multicast listeners (behind a hop-by-hop header) and neighbour discovery: the link talks about itself.
             housekeeping = frame[20] == 0 or (frame[20] == 58 and 130 <= frame[54] <= 143)
             if not housekeeping:
                 source, destination = (str(ipaddress.ip_address(frame[i:i + 16])) for i in (22, 38))
-                yield source, destination, frame[20], frame
+                yield when, source, destination, frame[20], frame
 
 
 def ends(seen):
