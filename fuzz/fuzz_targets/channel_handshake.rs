@@ -10,11 +10,11 @@ use std::{
 };
 
 use bytes::BytesMut;
-use hoplite_crypto::onion::identity::RelayIdentity;
 use hoplite_channel::{
     Config,
     handshake::{Around, Binding, Established, Handshake, Us},
 };
+use hoplite_crypto::onion::identity::RelayIdentity;
 use hoplite_wire::cell::{self, Cell, CircuitId, Command, Reader};
 use libfuzzer_sys::fuzz_target;
 

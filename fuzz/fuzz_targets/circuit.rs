@@ -86,10 +86,7 @@ impl Input<'_> {
 
     /// A relay message in the clear; its length may be a lie.
     fn body(&mut self) -> BytesMut {
-        let (command, stream) = (
-            message::Command(self.byte()),
-            StreamId(self.byte().into()),
-        );
+        let (command, stream) = (message::RelayCommand(self.byte()), StreamId(self.byte().into()));
         let lie = self.byte();
         let data = self.some();
         let length = match lie {
@@ -110,7 +107,7 @@ impl Input<'_> {
     }
 }
 
-fn body(command: message::Command, stream: StreamId, length: usize, data: &[u8]) -> BytesMut {
+fn body(command: message::RelayCommand, stream: StreamId, length: usize, data: &[u8]) -> BytesMut {
     let mut body = BytesMut::zeroed(cell::BODY);
     body[HEADER..HEADER + data.len()].copy_from_slice(data);
     let length = u16::try_from(length).expect("less than 1000");

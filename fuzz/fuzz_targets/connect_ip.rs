@@ -42,7 +42,10 @@ fn capsule(kind: u64, value: &[u8]) {
     if let Ok(capsule) = parsed {
         let mut written = BytesMut::new();
         capsule.write(&mut written);
-        assert!(written.len() <= value.len() + 8, "only a number may be longer than it need be");
+        assert!(
+            written.len() <= value.len() + 8,
+            "only a number may be longer than it need be"
+        );
         if written.len() <= Capsule::LARGEST {
             assert_eq!(read(written), Item::Ip(Ok(capsule)));
         }

@@ -15,7 +15,10 @@ fuzz_target!(|text: &str| {
     if let Ok(signed) = list.or(vote) {
         assert_eq!(signed.to_string(), text);
         let (body, signatures) = split_signed(text).expect("it has been read whole");
-        assert_eq!((body, signatures), (signed.list.text().as_str(), signed.signatures));
+        assert_eq!(
+            (body, signatures),
+            (signed.list.text().as_str(), signed.signatures)
+        );
     } else {
         drop(split_signed(text));
     }

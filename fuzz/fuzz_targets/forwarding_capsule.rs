@@ -26,7 +26,10 @@ fuzz_target!(|bytes: &[u8]| {
     stream.extend_from_slice(value);
     assert_eq!(read(stream), Item::Forwarding(parsed.clone()));
     if let Ok(capsule) = parsed {
-        assert!(value.len() <= Capsule::LARGEST + 3 * 6, "only a length may be longer than it need be");
+        assert!(
+            value.len() <= Capsule::LARGEST + 3 * 6,
+            "only a length may be longer than it need be"
+        );
         let mut written = BytesMut::new();
         capsule.write(&mut written);
         assert_eq!(read(written), Item::Forwarding(Ok(capsule)));

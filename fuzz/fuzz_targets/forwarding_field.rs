@@ -33,12 +33,18 @@ fn offer(value: &[u8]) {
 }
 
 fn answer(value: &[u8], offered: &[Transform]) {
-    let Ok(Answer { transform: Some((transform, key)) }) = Answer::parse(value, offered) else {
+    let Ok(Answer {
+        transform: Some((transform, key)),
+    }) = Answer::parse(value, offered)
+    else {
         return;
     };
     assert!(offered.contains(&transform));
     assert_eq!(key.is_some(), transform == Transform::Scramble);
-    let written = Answer { transform: Some((transform, key.clone())) }.write();
+    let written = Answer {
+        transform: Some((transform, key.clone())),
+    }
+    .write();
     let again = Answer::parse(written.as_bytes(), offered).expect("we understand ourselves");
     let (_, again) = again.transform.expect("a transform");
     assert_eq!(bytes(again.as_ref()), bytes(key.as_ref()));

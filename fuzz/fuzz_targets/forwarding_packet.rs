@@ -7,7 +7,8 @@ use hoplite_crypto::{Scramble, TooShort};
 use hoplite_wire::forwarding::{Key, is_long, is_short, long_header_ids, short_header_id};
 use libfuzzer_sys::fuzz_target;
 
-static SCRAMBLE: LazyLock<Scramble> = LazyLock::new(|| Scramble::new(&Key::new([7; 32].into())).expect("a cipher"));
+static SCRAMBLE: LazyLock<Scramble> =
+    LazyLock::new(|| Scramble::new(&Key::new([7; 32].into())).expect("a cipher"));
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((id_len, packet)) = bytes.split_first() else {
@@ -38,13 +39,18 @@ fn round(packet: &[u8], id_len: usize) {
     if let Some(first) = clear.first_mut() {
         *first &= 0x7f;
     }
-    let ways: [[fn(&Scramble, &mut [u8], usize) -> Result<(), TooShort>; 2]; 2] =
-        [[Scramble::seal, Scramble::open], [Scramble::open, Scramble::seal]];
+    let ways: [[fn(&Scramble, &mut [u8], usize) -> Result<(), TooShort>; 2]; 2] = [
+        [Scramble::seal, Scramble::open],
+        [Scramble::open, Scramble::seal],
+    ];
     for [forth, back] in ways {
         let mut moved = clear.clone();
         if forth(&SCRAMBLE, &mut moved, id_len).is_ok() {
             assert!(is_short(&moved));
-            assert_eq!(short_header_id(&moved, id_len), short_header_id(&clear, id_len));
+            assert_eq!(
+                short_header_id(&moved, id_len),
+                short_header_id(&clear, id_len)
+            );
             back(&SCRAMBLE, &mut moved, id_len).expect("as long as before");
         } else {
             assert!(packet.len() < 1 + id_len + 16);

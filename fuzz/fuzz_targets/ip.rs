@@ -16,10 +16,19 @@ fuzz_target!(|bytes: &[u8]| {
     assert_eq!(ip::parse(&bytes[..end]), Ok(packet));
     packet.checksum_is_right();
     transport(&packet);
-    for answer in [icmp::unreachable(bytes, icmp::Unreachable::Host), icmp::too_big(bytes, 1280)].into_iter().flatten() {
+    for answer in [
+        icmp::unreachable(bytes, icmp::Unreachable::Host),
+        icmp::too_big(bytes, 1280),
+    ]
+    .into_iter()
+    .flatten()
+    {
         let answer = ip::parse(&answer).expect("an error is a packet");
         assert!(answer.checksum_is_right());
-        assert_eq!((answer.source, answer.destination), (packet.destination, packet.source));
+        assert_eq!(
+            (answer.source, answer.destination),
+            (packet.destination, packet.source)
+        );
         assert!(bytes.starts_with(&answer.payload[8..]));
     }
 });
@@ -30,12 +39,21 @@ fn transport(packet: &ip::Packet<'_>) {
     }
     if let Some(echo) = icmp::echo(packet) {
         let again = echo.packet(packet.source, packet.destination);
-        assert_eq!(icmp::echo(&ip::parse(&again).expect("a packet")), Some(echo));
+        assert_eq!(
+            icmp::echo(&ip::parse(&again).expect("a packet")),
+            Some(echo)
+        );
     }
     if let Ok(segment) = tcp::parse(packet.payload) {
-        assert_eq!(segment.header_len + segment.payload.len(), packet.payload.len());
+        assert_eq!(
+            segment.header_len + segment.payload.len(),
+            packet.payload.len()
+        );
         let mut out = Vec::new();
         segment.header().write(0, &mut out);
-        assert_eq!(tcp::parse(&out).expect("a header").header(), segment.header());
+        assert_eq!(
+            tcp::parse(&out).expect("a header").header(),
+            segment.header()
+        );
     }
 }

@@ -5,7 +5,9 @@ use std::sync::LazyLock;
 
 use hoplite_crypto::onion::{
     OnionKey, OnionKeys,
-    identity::{Initiator, Proof, RelayIdentity, check_authentication, verify_initiator, verify_responder},
+    identity::{
+        Initiator, Proof, RelayIdentity, check_authentication, verify_initiator, verify_responder,
+    },
     ntor, ntor3,
 };
 use hoplite_wire::cell::handshake::Certs;
@@ -17,7 +19,8 @@ static KEYS: LazyLock<OnionKeys> = LazyLock::new(|| {
     let key = |byte: u8| OnionKey::from_secret(&[byte; 32]).expect("a key");
     OnionKeys::new([1; 20], [2; 32], key(3), Some(key(4)))
 });
-static RELAY: LazyLock<RelayIdentity> = LazyLock::new(|| RelayIdentity::from_secret(&[5; 32], NOW).expect("an identity"));
+static RELAY: LazyLock<RelayIdentity> =
+    LazyLock::new(|| RelayIdentity::from_secret(&[5; 32], NOW).expect("an identity"));
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((kind, bytes)) = bytes.split_first() else {

@@ -15,7 +15,10 @@ fuzz_target!(|bytes: &[u8]| {
     }
     if let Ok(token) = PrivateToken::decode(bytes) {
         assert_eq!(token.as_bytes(), bytes);
-        assert_eq!(PrivateToken::from_field(token.to_field().as_bytes()), Some(Ok(token)));
+        assert_eq!(
+            PrivateToken::from_field(token.to_field().as_bytes()),
+            Some(Ok(token))
+        );
     }
     if let Ok(request) = TokenRequest::decode(bytes) {
         assert_eq!(request.encode(), bytes);
@@ -26,11 +29,17 @@ fuzz_target!(|bytes: &[u8]| {
     }
     for asked in 0..4 {
         if let Ok(answer) = decode_batch_response(bytes, asked) {
-            assert_eq!(decode_batch_response(&encode_batch_response(&answer), asked), Ok(answer));
+            assert_eq!(
+                decode_batch_response(&encode_batch_response(&answer), asked),
+                Ok(answer)
+            );
         }
     }
     drop(challenges(bytes));
     if let Some(Ok(token)) = PrivateToken::from_field(bytes) {
-        assert_eq!(PrivateToken::from_text(token.to_text().as_bytes()), Ok(token));
+        assert_eq!(
+            PrivateToken::from_text(token.to_text().as_bytes()),
+            Ok(token)
+        );
     }
 });

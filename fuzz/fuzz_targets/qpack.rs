@@ -8,7 +8,13 @@ fuzz_target!(|section: &[u8]| {
     let Ok(fields) = qpack::decode(section, 4096) else {
         return;
     };
-    assert!(fields.iter().map(|(name, value)| name.len() + value.len() + 32).sum::<usize>() <= 4096);
+    assert!(
+        fields
+            .iter()
+            .map(|(name, value)| name.len() + value.len() + 32)
+            .sum::<usize>()
+            <= 4096
+    );
     let again = qpack::encode(fields.iter().map(|(name, value)| (&name[..], &value[..])));
     assert_eq!(qpack::decode(&again, 4096), Ok(fields));
 });

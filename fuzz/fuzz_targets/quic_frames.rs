@@ -19,5 +19,9 @@ fuzz_target!(|payload: &[u8]| {
             });
         }
     }
-    assert!(if whole { total == payload.len() } else { total < payload.len() });
+    assert!(if whole {
+        total == payload.len()
+    } else {
+        total < payload.len()
+    });
 });

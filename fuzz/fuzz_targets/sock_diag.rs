@@ -20,7 +20,10 @@ fuzz_target!(|bytes: &[u8]| {
     let len = message.get(LEN).and_then(|len| len.try_into().ok());
     let len = len.map_or(0, |len| u32::from_ne_bytes(len) as usize);
     let own = &message[..len.min(message.len())];
-    assert_eq!(answer.is_some(), own.get(NUMBER) == Some(&number.to_ne_bytes()));
+    assert_eq!(
+        answer.is_some(),
+        own.get(NUMBER) == Some(&number.to_ne_bytes())
+    );
     if (LEN.end..=message.len()).contains(&len) {
         let more = [message, &[0xff; 12]].concat();
         assert_eq!(read_socket_owner(&more, number), answer);

@@ -3,7 +3,8 @@
 #![no_main]
 
 use hoplite_wire::socks::{
-    Acceptor, CredentialsView, DatagramView, GreetingView, Refusal, Reply, Request, RequestView, Step,
+    Acceptor, CredentialsView, DatagramView, GreetingView, Refusal, Reply, Request, RequestView,
+    Step,
 };
 use libfuzzer_sys::fuzz_target;
 

@@ -13,6 +13,10 @@ fuzz_target!(|text: &str| {
         assert!(found.iter().all(|one| text.contains(one.signed)));
     }
     if let Ok(found) = Microdescriptor::parse_all(text) {
-        assert!(found.iter().all(|one| one.text.starts_with("onion-key") || one.text.starts_with("opt ")));
+        assert!(
+            found
+                .iter()
+                .all(|one| one.text.starts_with("onion-key") || one.text.starts_with("opt "))
+        );
     }
 });

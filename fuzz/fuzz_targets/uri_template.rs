@@ -6,7 +6,10 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: (&str, &str)| {
     let (template, path) = input;
-    for template in [template.parse(), Ok(Template::well_known())].into_iter().flatten() {
+    for template in [template.parse(), Ok(Template::well_known())]
+        .into_iter()
+        .flatten()
+    {
         again(&template, path);
     }
 });

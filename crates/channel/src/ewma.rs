@@ -30,15 +30,15 @@ impl Scale {
 
     /// How many half-lives have passed at `now`.
     #[must_use]
-    pub fn at(&self, now: Instant) -> Moment {
+    pub fn at(&self, now: Instant) -> HalfLives {
         let passed = now.saturating_duration_since(self.start);
-        Moment(passed.as_secs_f64() / self.half_life.as_secs_f64())
+        HalfLives(passed.as_secs_f64() / self.half_life.as_secs_f64())
     }
 }
 
 /// A time, in half-lives.
 #[derive(Clone, Copy, Debug)]
-pub struct Moment(f64);
+pub struct HalfLives(f64);
 
 /// How much a circuit has carried of late.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,7 @@ impl Activity {
     pub const NONE: Self = Self(f64::NEG_INFINITY);
 
     /// `cells` were carried at `when`.
-    pub fn add(&mut self, cells: usize, when: Moment) {
+    pub fn add(&mut self, cells: usize, when: HalfLives) {
         if cells == 0 {
             return;
         }
@@ -61,14 +61,14 @@ impl Activity {
 
     /// What it is worth at `when`, in cells.
     #[must_use]
-    pub fn cells(self, when: Moment) -> f64 {
+    pub fn cells(self, when: HalfLives) -> f64 {
         (self.0 - when.0).exp2()
     }
 
     /// Its worth in coarse steps, each four times the one before: 0 is up to one cell.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "0 to 16")]
-    pub fn level(self, when: Moment) -> i32 {
+    pub fn level(self, when: HalfLives) -> i32 {
         ((self.0 - when.0) / 2.0).ceil().clamp(0.0, MAX_LEVEL) as i32
     }
 }

@@ -20,7 +20,7 @@ use tokio::{
 use super::{
     Circuit, Closed, Config, Counts, Ending, Hold, HoldInner, Why,
     budget::Gauge,
-    ewma::{Activity, Moment, Scale, Turns},
+    ewma::{Activity, HalfLives, Scale, Turns},
     ids::{Ids, NoId},
     queue::{self, Keeper, Place, Receiver, Refused, Sender, Source, circuit_queue},
 };
@@ -547,7 +547,7 @@ impl Mux {
         }
     }
 
-    fn turn(&mut self, key: CircuitKey, now: Moment, out: &mut BytesMut) {
+    fn turn(&mut self, key: CircuitKey, now: HalfLives, out: &mut BytesMut) {
         let Some(entry) = self.entry(key) else {
             return;
         };

@@ -94,7 +94,7 @@ fn check(path: &Path, json: bool) -> Result<(), Failure> {
 
 /// Nobody looks for these.
 fn remark_private(feed: &Geofeed) {
-    let private = |net: &IpNet| special::is_refused(net.addr());
+    let private = |net: &IpNet| special::is_special_purpose(net.addr());
     for (prefix, _) in feed.entries().iter().filter(|(net, _)| private(net)) {
         say::remark(format!("note: {prefix} is no public prefix"));
     }

@@ -39,7 +39,7 @@ pub struct Dialer {
     overlay: Arc<dyn Overlay>,
     peer: Peer,
     config: Config,
-    place: Place,
+    place: HopName,
 }
 
 /// An open link.
@@ -99,7 +99,7 @@ pub struct QuicLink {
 impl Dialer {
     /// Dials `peer`, the relay number `hop` of its path (the first is 0), through `overlay`.
     pub fn new(overlay: Arc<dyn Overlay>, peer: Peer, hop: usize, config: Config) -> Self {
-        let place = Place {
+        let place = HopName {
             hop,
             relay: peer.name.clone(),
         };
@@ -421,7 +421,7 @@ impl fmt::Debug for TlsLink {
 
 /// Which hop of which relay failed.
 #[derive(Clone, Debug)]
-struct Place {
+struct HopName {
     hop: usize,
     relay: String,
 }
@@ -433,7 +433,7 @@ fn is_identity_alert(code: u64) -> bool {
     matches!(code.checked_sub(0x100), Some(42..=49 | 51 | 113))
 }
 
-impl Place {
+impl HopName {
     /// A failure to reach the relay at all.
     fn unreachable(&self) -> Error {
         let kind = if self.hop == 0 {

@@ -238,7 +238,7 @@ async fn extend(
     extend.write(&mut data);
     let mut body = BytesMut::zeroed(BODY);
     let fixed: &mut [u8; BODY] = body.as_mut().try_into().unwrap();
-    relay::write(fixed, relay::Command::EXTEND2, StreamId(0), &data).unwrap();
+    relay::write(fixed, relay::RelayCommand::EXTEND2, StreamId(0), &data).unwrap();
     made.layers.encrypt_for(0, fixed).unwrap();
     let cell = Cell {
         circuit: made.circuit.id,
@@ -291,7 +291,7 @@ async fn extend_and_truncate(attack: &Attack, mut made: Made, to: &SignedDescrip
         attack.count(extended);
         let mut body = BytesMut::zeroed(BODY);
         let fixed: &mut [u8; BODY] = body.as_mut().try_into().unwrap();
-        relay::write(fixed, relay::Command::TRUNCATE, StreamId(0), &[]).unwrap();
+        relay::write(fixed, relay::RelayCommand::TRUNCATE, StreamId(0), &[]).unwrap();
         made.layers.encrypt_for(0, fixed).unwrap();
         let cell = Cell {
             circuit: made.circuit.id,
@@ -541,7 +541,7 @@ async fn said(
 /// Cells that a relay has to decrypt, or circuits that it has to begin and to end, and nobody has anything of.
 #[derive(Clone, Copy)]
 enum Useless {
-    Message(relay::Command),
+    Message(relay::RelayCommand),
     Garbage,
     Destroy,
 }
@@ -818,8 +818,8 @@ async fn main() {
         }
         "cells" => {
             let what = match rest[0].as_str() {
-                "drop" => Useless::Message(relay::Command::DROP),
-                "unknown" => Useless::Message(relay::Command(200)),
+                "drop" => Useless::Message(relay::RelayCommand::DROP),
+                "unknown" => Useless::Message(relay::RelayCommand(200)),
                 "garbage" => Useless::Garbage,
                 "destroy" => Useless::Destroy,
                 other => panic!("{other}?"),

@@ -35,15 +35,15 @@ pub struct Closed;
 /// One channel to one relay.
 pub trait Channel: fmt::Debug + Send + Sync {
     /// Opens a circuit; nothing is sent before its first cell.
-    fn open(&self) -> Waiting<'_, Result<Circuit, Closed>>;
+    fn open(&self) -> Waiting<'_, Result<CircuitEnds, Closed>>;
 
     /// Opens a circuit on behalf of somebody's that is to go on here: where places are scarce, everybody has his share of them.
-    fn open_for<'a>(&'a self, _origin: &'a Origin) -> Waiting<'a, Result<Circuit, Closed>> {
+    fn open_for<'a>(&'a self, _origin: &'a Origin) -> Waiting<'a, Result<CircuitEnds, Closed>> {
         self.open()
     }
 
     /// The next circuit that the peer opens; `None` when the channel has closed.
-    fn accept(&self) -> Waiting<'_, Option<Circuit>>;
+    fn accept(&self) -> Waiting<'_, Option<CircuitEnds>>;
 
     /// The peer's Ed25519 identity; `None` for a client, which has none.
     fn peer(&self) -> Option<[u8; 32]>;
@@ -83,7 +83,7 @@ pub trait Dialer: fmt::Debug + Send + Sync {
 }
 
 /// One circuit of a channel. Dropping both ends gives the id back, and tells the peer if nothing else did.
-pub struct Circuit {
+pub struct CircuitEnds {
     /// Its id on this channel.
     pub id: CircuitId,
     /// Towards the peer.
@@ -120,9 +120,9 @@ pub trait Receiver: Send {
     fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<Cell>>;
 }
 
-impl fmt::Debug for Circuit {
+impl fmt::Debug for CircuitEnds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Circuit").finish_non_exhaustive()
+        f.debug_struct("CircuitEnds").finish_non_exhaustive()
     }
 }
 
@@ -183,26 +183,26 @@ impl Dialer for Linked {
 }
 
 impl Channel for hoplite_channel::Channel {
-    fn open(&self) -> Waiting<'_, Result<Circuit, Closed>> {
+    fn open(&self) -> Waiting<'_, Result<CircuitEnds, Closed>> {
         Box::pin(async {
             Self::open(self)
                 .await
-                .map(Circuit::from)
+                .map(CircuitEnds::from)
                 .map_err(|_| Closed)
         })
     }
 
-    fn open_for<'a>(&'a self, origin: &'a Origin) -> Waiting<'a, Result<Circuit, Closed>> {
+    fn open_for<'a>(&'a self, origin: &'a Origin) -> Waiting<'a, Result<CircuitEnds, Closed>> {
         Box::pin(async {
             Self::open_for(self, origin)
                 .await
-                .map(Circuit::from)
+                .map(CircuitEnds::from)
                 .map_err(|_| Closed)
         })
     }
 
-    fn accept(&self) -> Waiting<'_, Option<Circuit>> {
-        Box::pin(async { Self::accept(self).await.map(Circuit::from) })
+    fn accept(&self) -> Waiting<'_, Option<CircuitEnds>> {
+        Box::pin(async { Self::accept(self).await.map(CircuitEnds::from) })
     }
 
     fn peer(&self) -> Option<[u8; 32]> {
@@ -214,7 +214,7 @@ impl Channel for hoplite_channel::Channel {
     }
 }
 
-impl From<hoplite_channel::Circuit> for Circuit {
+impl From<hoplite_channel::Circuit> for CircuitEnds {
     fn from(circuit: hoplite_channel::Circuit) -> Self {
         Self {
             id: circuit.id,

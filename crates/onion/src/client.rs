@@ -16,7 +16,7 @@ use crate::{
 };
 use pool::Pool;
 
-pub use circuit::Circuit;
+pub use circuit::ClientCircuit;
 pub use circuit::Progress;
 pub use driver::BuiltCircuit;
 pub use driver::build;

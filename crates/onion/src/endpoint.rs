@@ -16,8 +16,8 @@ use hoplite_overlay::Error;
 use hoplite_wire::cell::{
     self, Malformed,
     relay::{
-        Begin, Command, End, EndReason, Flags, HEADER, Header, Message, Resolve, Resolved, Sendme,
-        StreamId, Xoff, Xon,
+        Begin, End, EndReason, Flags, HEADER, Header, Message, RelayCommand, Resolve, Resolved,
+        Sendme, StreamId, Xoff, Xon,
     },
 };
 use tokio::time::Instant;
@@ -92,7 +92,7 @@ pub enum Role {
     /// Opens streams.
     Client,
     /// Is asked for streams.
-    Exit,
+    Relay,
 }
 
 /// What a client asks of an exit.
@@ -117,7 +117,7 @@ pub enum Broken {
     Malformed(#[from] Malformed),
     /// A message that its sender must not send, or not now.
     #[error("{0:?} where it is not allowed")]
-    Unexpected(Command),
+    Unexpected(RelayCommand),
     /// A message for a stream that never was, or on which nothing can be under way any more.
     #[error("a cell for an unknown stream")]
     UnknownStream,
@@ -125,7 +125,7 @@ pub enum Broken {
 
 /// When something comes, and whether the channel took the last cell.
 #[derive(Clone, Copy, Debug)]
-pub struct Moment {
+pub struct Arrival {
     /// Now.
     pub now: Instant,
     /// The channel holds the circuit back: a signal of congestion.
@@ -293,11 +293,16 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Broken`]: the circuit is to be closed.
-    pub fn handle(&mut self, body: BytesMut, digest: Digest, at: Moment) -> Result<(), Broken> {
+    pub fn handle_message(
+        &mut self,
+        body: BytesMut,
+        digest: Digest,
+        at: Arrival,
+    ) -> Result<(), Broken> {
         let fixed: &[u8; cell::BODY] = body.as_ref().try_into().map_err(|_| Malformed("cell"))?;
         let header = Header::read(fixed);
         let data = header.data(fixed)?;
-        if header.command == Command::DATA {
+        if header.command == RelayCommand::DATA {
             return self.data(header, body, digest);
         }
         let message = match Message::parse(header.command, data) {
@@ -316,14 +321,14 @@ impl Endpoint {
             Message::Resolve(Resolve(name)) => self.requested(header, Asked::Name(name.into())),
             // "If the relay command is not understood, the cell must be dropped and ignored." That an exit does; a client has asked for nothing
             // that it does not understand, nor for padding (proposal 254), and who may send it cells without end may mark its circuit.
-            Message::Drop | Message::Unknown(..) if self.role == Role::Exit => Ok(()),
+            Message::Drop | Message::Unknown(..) if self.role == Role::Relay => Ok(()),
             other => Err(Broken::Unexpected(other.command())),
         }
     }
 
     /// What nobody can be connected to is the program's mistake, not the client's.
     fn unreadable(&mut self, header: Header, error: Malformed) -> Result<(), Broken> {
-        let asks = matches!(header.command, Command::BEGIN | Command::RESOLVE);
+        let asks = matches!(header.command, RelayCommand::BEGIN | RelayCommand::RESOLVE);
         if !asks || self.role == Role::Client || header.stream == StreamId::CIRCUIT {
             return Err(error.into());
         }
@@ -341,13 +346,13 @@ impl Endpoint {
         let at_client = self.role == Role::Client;
         // Nobody has a reason to send a client nothing.
         if at_client && header.length == 0 {
-            return Err(Broken::Unexpected(Command::DATA));
+            return Err(Broken::Unexpected(RelayCommand::DATA));
         }
         let Some(stream) = self.stream(header.stream) else {
             return self.stray(header.stream, Late::data);
         };
         if at_client && !stream.is_answered() {
-            return Err(Broken::Unexpected(Command::DATA));
+            return Err(Broken::Unexpected(RelayCommand::DATA));
         }
         body.advance(HEADER);
         body.truncate(header.length.into());
@@ -365,7 +370,7 @@ impl Endpoint {
         let reason = match self.role {
             // tor-spec "Closing streams": a client "SHOULD NOT" give another reason.
             Role::Client => EndReason::MISC,
-            Role::Exit => EndReason::RESOURCELIMIT,
+            Role::Relay => EndReason::RESOURCELIMIT,
         };
         let fullest = self
             .streams
@@ -380,7 +385,7 @@ impl Endpoint {
         self.say(id, &Message::End(End::new(reason)));
     }
 
-    fn sendme(&mut self, id: StreamId, sendme: Sendme, at: Moment) -> Result<(), Broken> {
+    fn sendme(&mut self, id: StreamId, sendme: Sendme, at: Arrival) -> Result<(), Broken> {
         if id == StreamId::CIRCUIT {
             let digest = match sendme {
                 Sendme::V1(digest) => Some(digest),
@@ -399,7 +404,7 @@ impl Endpoint {
     }
 
     fn answered(&mut self, header: Header, answer: Answer) -> Result<(), Broken> {
-        if self.role == Role::Exit {
+        if self.role == Role::Relay {
             return Err(Broken::Unexpected(header.command));
         }
         match self.stream(header.stream) {
@@ -414,7 +419,7 @@ impl Endpoint {
 
     fn looked_up(&mut self, header: Header, resolved: &Resolved<'_>) -> Result<(), Broken> {
         let answer = failure::addresses(resolved);
-        let at_exit = self.role == Role::Exit;
+        let at_exit = self.role == Role::Relay;
         let Some(stream) = self.stream(header.stream) else {
             return self.answered(header, Answer::Connected);
         };
@@ -427,12 +432,12 @@ impl Endpoint {
     }
 
     fn ended(&mut self, id: StreamId, end: End) -> Result<(), Broken> {
-        let at_exit = self.role == Role::Exit;
+        let at_exit = self.role == Role::Relay;
         let Some(stream) = self.stream(id) else {
             return self.stray(id, |late, _| late.ended(end));
         };
         if !at_exit && !stream.may_end(end) {
-            return Err(Broken::Unexpected(Command::END));
+            return Err(Broken::Unexpected(RelayCommand::END));
         }
         stream.end(end);
         // A writer that waited for the other side's end may end now.
@@ -465,7 +470,7 @@ impl Endpoint {
         id: StreamId,
         judge: impl FnOnce(&mut Late, &flow_control::Incoming) -> Result<(), Broken>,
     ) -> Result<(), Broken> {
-        if self.role == Role::Exit {
+        if self.role == Role::Relay {
             return Ok(());
         }
         let mut gone = self.gone.iter_mut();
@@ -535,7 +540,7 @@ impl Endpoint {
         let Some(stream) = self.streams.remove(&id) else {
             return;
         };
-        if self.role == Role::Exit {
+        if self.role == Role::Relay {
             return;
         }
         if self.gone.len() >= self.limits.gone {
@@ -653,7 +658,7 @@ impl Late {
     }
 
     /// CONNECTED or RESOLVED.
-    fn answered(&mut self, command: Command) -> Result<(), Broken> {
+    fn answered(&mut self, command: RelayCommand) -> Result<(), Broken> {
         if std::mem::take(&mut self.is_asked) {
             Ok(())
         } else {

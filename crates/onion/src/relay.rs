@@ -29,7 +29,7 @@ use crate::{
     endpoint::Limits,
 };
 use circuit::Made;
-pub use circuit::{Circuit, Forward};
+pub use circuit::{Forward, RelayCircuit};
 pub use driver::serve;
 pub use extend::{Extensions, Refusal};
 pub use handshakes::{Bucket, Creates, Limits as Handshakes, Queue, ReplayCache, Requester};
@@ -222,7 +222,8 @@ impl Policy {
 impl Admit for Policy {
     fn admits(&self, address: SocketAddr) -> bool {
         let served = |ports: &RangeInclusive<u16>| ports.contains(&address.port());
-        self.ports.iter().any(served) && (self.special || !special::leads_nowhere(address.ip()))
+        self.ports.iter().any(served)
+            && (self.special || !special::is_or_carries_special(address.ip()))
     }
 }
 

@@ -109,7 +109,7 @@ impl ConnectionController {
 
     /// What the peer is told, as the value of the setting of HTTP that negotiates this.
     #[must_use]
-    pub fn own_setting(&self) -> u64 {
+    pub fn tuning_setting(&self) -> u64 {
         match self.0.end {
             End::Client(request) => request.encode(),
             End::Relay(grants) => grants.encode(),
@@ -117,7 +117,7 @@ impl ConnectionController {
     }
 
     /// What the peer told; `None` if it is a plain one. From now on both ends do what was agreed.
-    pub fn set_peer_setting(&self, value: Option<u64>) {
+    pub fn agree_tuning(&self, value: Option<u64>) {
         let agreed = match self.0.end {
             End::Client(request) => value
                 .and_then(TuningGrant::decode)
@@ -214,8 +214,8 @@ mod tests {
             ConnectionController::client(request, 1000),
             ConnectionController::relay(grants, 1000),
         );
-        client.set_peer_setting(Some(relay.own_setting()));
-        relay.set_peer_setting(Some(client.own_setting()));
+        client.agree_tuning(Some(relay.tuning_setting()));
+        relay.agree_tuning(Some(client.tuning_setting()));
         [client, relay]
     }
 
@@ -252,13 +252,13 @@ mod tests {
     fn a_peer_that_says_nothing_or_nonsense_is_a_plain_one() {
         for value in [None, Some(1 << 61), Some(3 << 18)] {
             let client = ConnectionController::client(TuningRequest::default().for_hop(true), 1000);
-            client.set_peer_setting(value);
+            client.agree_tuning(value);
             assert_eq!(
                 client.agreed(),
                 TuningRequest::default().for_hop(true).alone()
             );
             let relay = ConnectionController::relay(TuningGrant::default(), 1000);
-            relay.set_peer_setting(value);
+            relay.agree_tuning(value);
             assert_eq!(relay.agreed(), Agreed::PLAIN);
         }
     }

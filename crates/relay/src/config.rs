@@ -70,7 +70,7 @@ pub struct Config {
     /// How much of everything.
     pub limits: Limits,
     /// What is counted, and where it can be read.
-    pub metrics: Metrics,
+    pub metrics: MetricsConfig,
     /// What the relay says of itself, and to whom.
     pub directory: Directory,
 }
@@ -306,7 +306,7 @@ impl Tunnel {
 /// What is counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Metrics {
+pub struct MetricsConfig {
     /// Where `GET /metrics`, `/ready` and `/live` are answered in plain HTTP; keep it on loopback.
     pub listen: Option<SocketAddr>,
 }
@@ -329,7 +329,7 @@ impl Default for Config {
             ip: Ip::default(),
             onion: Onion::default(),
             limits: Limits::default(),
-            metrics: Metrics::default(),
+            metrics: MetricsConfig::default(),
             directory: Directory::default(),
         }
     }

@@ -157,7 +157,7 @@ impl Egress {
     }
 
     /// Whether a packet may be sent to this address and port; port 0 where there are none.
-    pub(crate) fn permits(&self, address: SocketAddr) -> bool {
+    pub(crate) fn permits_address(&self, address: SocketAddr) -> bool {
         self.policy.check_address(address).is_ok()
     }
 

@@ -54,8 +54,10 @@ pub(crate) enum Limit {
     Memory,
     /// UDP tunnels, each of which holds a port.
     UdpTunnels,
-    /// Flows of IP packets, or the addresses for them.
-    Packets,
+    /// Flows of IP packets (CONNECT-IP).
+    IpFlows,
+    /// Addresses for them: the pool is empty.
+    IpAddresses,
     /// Questions to the resolver.
     Queries,
 }
@@ -67,7 +69,8 @@ impl Limit {
             Self::Requests => "requests",
             Self::Memory => "memory",
             Self::UdpTunnels => "udp_tunnels",
-            Self::Packets => "packets",
+            Self::IpFlows => "ip_flows",
+            Self::IpAddresses => "ip_addresses",
             Self::Queries => "queries",
         }
     }

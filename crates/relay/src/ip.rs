@@ -202,7 +202,9 @@ impl Ip {
                 .iter()
                 .any(|route| route.first().is_ipv6() == is_v6)
             {
-                let address = self.take(is_v6).ok_or(Failure::Limited(Limit::Packets))?;
+                let address = self
+                    .take(is_v6)
+                    .ok_or(Failure::Limited(Limit::IpAddresses))?;
                 lease.own.push(address);
             }
         }

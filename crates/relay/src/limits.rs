@@ -79,7 +79,7 @@ struct Clients {
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Request,
-    Packets,
+    IpFlow,
     Udp,
     Id,
     LookUp,
@@ -234,9 +234,9 @@ impl Quotas {
     ///
     /// # Errors
     /// The limit that is reached.
-    pub(crate) fn packets(&self, request: &QuotaGuard) -> Result<QuotaGuard, Reached> {
+    pub(crate) fn ip_flow(&self, request: &QuotaGuard) -> Result<QuotaGuard, Reached> {
         let limits = (self.ip.flows_per_client, self.ip.flows);
-        self.quota(Arc::clone(&request.client), Kind::Packets, limits)
+        self.quota(Arc::clone(&request.client), Kind::IpFlow, limits)
     }
 
     /// Admits a UDP tunnel, which holds one of the host's ports, of the client that has this request.
@@ -337,10 +337,10 @@ impl Usage {
     }
 
     fn places(&self, kind: Kind) -> &AtomicUsize {
-        let [requests, packets, udp, ids, look_ups] = &self.places;
+        let [requests, ip_flows, udp, ids, look_ups] = &self.places;
         match kind {
             Kind::Request => requests,
-            Kind::Packets => packets,
+            Kind::IpFlow => ip_flows,
             Kind::Udp => udp,
             Kind::Id => ids,
             Kind::LookUp => look_ups,
@@ -556,9 +556,9 @@ mod tests {
         };
         let quotas = Quotas::new(Limits::default(), ip, 100);
         let requests = [0, 1].map(|n| quotas.request(quotas.by_token(n)).expect("free"));
-        let greedy: Vec<_> = std::iter::from_fn(|| quotas.packets(&requests[0]).ok()).collect();
+        let greedy: Vec<_> = std::iter::from_fn(|| quotas.ip_flow(&requests[0]).ok()).collect();
         assert_eq!(greedy.len(), 20);
-        assert!(quotas.packets(&requests[1]).is_ok());
+        assert!(quotas.ip_flow(&requests[1]).is_ok());
     }
 
     #[test]

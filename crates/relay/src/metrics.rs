@@ -249,7 +249,7 @@ impl Metrics {
     }
 
     /// Counts what a limit refused: "connections", "memory", "circuits", "streams", the system's "descriptors", or, of a
-    /// request, "requests", "memory", "udp_tunnels", "packets" or "queries".
+    /// request, "requests", "memory", "udp_tunnels", "ip_flows", "ip_addresses" or "queries".
     pub fn limited(&self, limit: &'static str) {
         self.limit_refusals
             .get_or_create(&LimitLabels { limit })

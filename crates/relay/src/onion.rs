@@ -5,7 +5,7 @@
 //! Every circuit that somebody else begins is a request of that client to the limits, by its address: channels know no tokens.
 
 mod admitted_channel;
-mod exit;
+mod exit_overlay;
 mod known_relays;
 
 use std::{
@@ -33,7 +33,7 @@ use tokio::time::{Instant, sleep};
 pub use self::known_relays::Listed;
 use self::{
     admitted_channel::AdmittedChannel,
-    exit::{Exit, NextRelays},
+    exit_overlay::{ExitOverlay, NextRelays},
     known_relays::KnownRelays,
 };
 use crate::{
@@ -149,7 +149,7 @@ impl Onion {
             let linked = Arc::new(Linked::new(channels.clone(), how(&settings)));
             let mut relay = relay::Relay::new(circuits.keys, linked, limits(&settings, config));
             relay.next = Arc::new(NextRelays(Arc::clone(&egress)));
-            let exit = Arc::new(Exit::new(egress, quotas, metrics));
+            let exit = Arc::new(ExitOverlay::new(egress, quotas, metrics));
             relay.policy = exit.clone();
             relay.out = config.is_egress().then_some(exit as _);
             Self {

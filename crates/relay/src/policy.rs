@@ -130,7 +130,7 @@ impl Policy {
         if self.allow.iter().any(|r| r.has_address(ip, address.port())) {
             return Ok(());
         }
-        if self.is_refused(ip) {
+        if self.is_special_or_ours(ip) {
             return Err(Refusal::Address);
         }
         carried
@@ -155,7 +155,7 @@ impl Policy {
         }
         let allowed = self.allow.iter().any(|r| r.contains(ip));
         let fine = || carried.iter().all(|v4| self.may_reveal(IpAddr::V4(*v4)));
-        allowed || (!self.is_refused(ip) && fine())
+        allowed || (!self.is_special_or_ours(ip) && fine())
     }
 
     /// Whether `[ingress] relays` has a relay there.
@@ -222,8 +222,8 @@ impl Policy {
     }
 
     /// Whether an address is refused where nothing allows it. Of what this network translates, the IPv4 address behind it is judged.
-    fn is_refused(&self, ip: IpAddr) -> bool {
-        let special = || special::is_refused(ip) && self.behind_nat64(ip).is_none();
+    fn is_special_or_ours(&self, ip: IpAddr) -> bool {
+        let special = || special::is_special_purpose(ip) && self.behind_nat64(ip).is_none();
         self.local.has(ip) || self.is_translated(ip) || special()
     }
 

@@ -28,7 +28,7 @@ pub(crate) mod client_stream;
 pub(crate) mod connection;
 pub(crate) mod dns;
 pub(crate) mod handler;
-pub(crate) mod ip;
+pub(crate) mod ip_flow;
 pub(crate) mod quic;
 pub(crate) mod shard;
 pub(crate) mod splice;

@@ -58,14 +58,14 @@ const LOCAL_LABELS: [&str; 9] = [
 ];
 
 /// Whether an address, or one that it leads to, is special.
-pub fn leads_nowhere(ip: IpAddr) -> bool {
+pub fn is_or_carries_special(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
     let carried = carried(ip).into_iter().map(IpAddr::V4);
-    is_refused(ip) || carried.into_iter().any(leads_nowhere)
+    is_special_purpose(ip) || carried.into_iter().any(is_or_carries_special)
 }
 
 /// Whether an address in canonical form is special in itself; what it carries is judged apart.
-pub fn is_refused(ip: IpAddr) -> bool {
+pub fn is_special_purpose(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => IPV4.iter().any(|(net, len)| {
             let net = u32::from(Ipv4Addr::from(*net));

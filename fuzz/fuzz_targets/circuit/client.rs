@@ -10,9 +10,9 @@ use std::{
 
 use bytes::BytesMut;
 use hoplite_onion::{
-    client::Circuit,
+    client::ClientCircuit,
     endpoint::{
-        Endpoint, HALF_CLOSE, Moment, Role,
+        Arrival, Endpoint, HALF_CLOSE, Role,
         io::{Handle, Shared},
     },
     flow_control::{Control, Digest},
@@ -36,10 +36,10 @@ use crate::{Input, KEYS, LIMITS, MOST, body, known, relay_cell, zeros};
 const TARGETS: [&str; 3] = ["192.0.2.7:80", "[2001:db8::7]:443", "site.example:443"];
 
 struct Client {
-    circuit: Circuit,
+    circuit: ClientCircuit,
     shared: Arc<Shared>,
     handles: Vec<Handle>,
-    relays: Vec<relay::Circuit>,
+    relays: Vec<relay::RelayCircuit>,
     congestion_control: bool,
     control: Control,
     /// DATA cells that came since the last that is to be acknowledged, and the digests of those.
@@ -64,7 +64,7 @@ impl Client {
     fn new(who: u8) -> Self {
         let hops = 1 + usize::from(who % 3);
         let path = (0..hops).map(|n| known(n, who & 4 == 0)).collect();
-        let circuit = Circuit::new(CircuitId::new(1), path, true, zeros);
+        let circuit = ClientCircuit::new(CircuitId::new(1), path, true, zeros);
         Self {
             circuit: circuit.expect("a path"),
             shared: Shared::new(Endpoint::new(Role::Client, Control::Fixed, LIMITS, zeros)),
@@ -146,21 +146,21 @@ impl Client {
         let header = Header::read(body);
         let data = header.data(body).expect("it fits");
         match header.command {
-            message::Command::EXTEND2 => {
+            message::RelayCommand::EXTEND2 => {
                 let extend = Extend2::parse(data).expect("as it should be");
                 let created = changed(self.join(&extend.create), change);
                 let length = created.len();
                 self.originate(
                     hop,
                     crate::body(
-                        message::Command::EXTENDED2,
+                        message::RelayCommand::EXTENDED2,
                         StreamId::CIRCUIT,
                         length,
                         &created,
                     ),
                 );
             }
-            message::Command::DATA => {
+            message::RelayCommand::DATA => {
                 self.since += 1;
                 if self.since == self.control.increment() {
                     self.since = 0;
@@ -173,7 +173,7 @@ impl Client {
 
     fn join(&mut self, create: &Create2<'_>) -> Vec<u8> {
         let made =
-            relay::Circuit::create(&KEYS[self.relays.len()], create, self.congestion_control);
+            relay::RelayCircuit::create(&KEYS[self.relays.len()], create, self.congestion_control);
         let (relay, control, created) = made.expect("a client's handshake is good");
         self.relays.push(relay);
         self.control = control;
@@ -200,7 +200,7 @@ impl Client {
         while self.shared.lock().is_full() {
             self.hear((0, 0)).expect("what makes it full can be sent");
         }
-        let at = Moment {
+        let at = Arrival {
             now: self.now,
             blocked: false,
         };
@@ -219,7 +219,7 @@ impl Client {
                 self.originate(
                     last,
                     body(
-                        message::Command::DATA,
+                        message::RelayCommand::DATA,
                         StreamId(stream.into()),
                         data.len(),
                         &data,

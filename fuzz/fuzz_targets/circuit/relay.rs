@@ -71,10 +71,10 @@ struct Hostile {
     dialled: Arc<Dialled>,
     targets: Arc<Targets>,
     congestion_control: bool,
-    circuit: Option<channel::Circuit>,
+    circuit: Option<channel::CircuitEnds>,
     layers: ClientLayers,
     handshake: Option<ntor3::ClientState>,
-    next: Option<(channel::Circuit, Option<relay::Circuit>)>,
+    next: Option<(channel::CircuitEnds, Option<relay::RelayCircuit>)>,
     /// DATA cells that came since the last that is to be acknowledged, and the digests of those.
     since: u32,
     due: VecDeque<Digest>,
@@ -209,7 +209,7 @@ impl Hostile {
         self.say(
             how,
             body(
-                message::Command::EXTEND2,
+                message::RelayCommand::EXTEND2,
                 StreamId::CIRCUIT,
                 data.len(),
                 &data,
@@ -227,7 +227,7 @@ impl Hostile {
         };
         let made = take(&mut circuit).and_then(|cell| {
             let create = Create2::parse(&cell.body).ok()?;
-            relay::Circuit::create(&KEYS[1], &create, self.congestion_control).ok()
+            relay::RelayCircuit::create(&KEYS[1], &create, self.congestion_control).ok()
         });
         let hop = made.map(|(hop, _, created)| {
             let cell = Cell::new(circuit.id, Command::CREATED2, |out| {
@@ -260,7 +260,7 @@ impl Hostile {
             self.say(
                 0,
                 body(
-                    message::Command::DATA,
+                    message::RelayCommand::DATA,
                     StreamId(stream.into()),
                     data.len(),
                     &data,
@@ -377,8 +377,8 @@ impl Hostile {
         let header = Header::read(fixed);
         let Ok(data) = header.data(fixed) else { return };
         match header.command {
-            message::Command::EXTENDED2 => self.joined(data),
-            message::Command::DATA => self.count(digest),
+            message::RelayCommand::EXTENDED2 => self.joined(data),
+            message::RelayCommand::DATA => self.count(digest),
             _ => {}
         }
     }
@@ -404,13 +404,13 @@ impl Hostile {
 }
 
 /// A cell that does not fit is lost.
-fn send(circuit: &mut channel::Circuit, cell: Cell) {
+fn send(circuit: &mut channel::CircuitEnds, cell: Cell) {
     if circuit.sender.poll_ready(&mut noop()) == Poll::Ready(Ok(())) {
         circuit.sender.send(cell);
     }
 }
 
-fn take(circuit: &mut channel::Circuit) -> Option<Cell> {
+fn take(circuit: &mut channel::CircuitEnds) -> Option<Cell> {
     match circuit.receiver.poll_recv(&mut noop()) {
         Poll::Ready(cell) => cell,
         Poll::Pending => None,

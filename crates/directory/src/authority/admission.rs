@@ -367,7 +367,7 @@ impl Pool {
         let waiting = self.waiting.get(identity).map(|waiting| &waiting.signed);
         let known = tested.into_iter().chain(waiting);
         let known = known.map(|known| known.descriptor.published).max();
-        let is_private = |address: &SocketAddr| special::is_refused(address.ip());
+        let is_private = |address: &SocketAddr| special::is_special_purpose(address.ip());
         let is_listed = rules.only.is_empty() || rules.only.contains(identity);
         let is_full = tested.is_none() && self.tested.len() >= rules.relays;
         let wrongs = [

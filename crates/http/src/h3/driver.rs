@@ -86,7 +86,7 @@ fn our_settings(inner: &Inner) -> Settings {
             .config
             .controller
             .as_ref()
-            .map(ConnectionController::own_setting),
+            .map(ConnectionController::tuning_setting),
     }
 }
 
@@ -225,7 +225,7 @@ fn control_frame(inner: &Inner, frame: &Frame) -> Result<(), H3Error> {
     match frame {
         Frame::Settings(settings) if first => {
             if let Some(controller) = &inner.config.controller {
-                controller.set_peer_setting(settings.tuning);
+                controller.agree_tuning(settings.tuning);
             }
             inner.settings.send_replace(Some(*settings));
             Ok(())

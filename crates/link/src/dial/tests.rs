@@ -250,7 +250,7 @@ async fn a_relay_that_falls_silent_is_noticed_within_seconds() {
 fn silent_lab() -> Lab {
     let mut lab = Lab::deserted();
     let controller = ConnectionController::relay(TuningGrant::default(), 1 << 20);
-    controller.set_peer_setting(Some(TuningRequest::default().for_hop(true).encode()));
+    controller.agree_tuning(Some(TuningRequest::default().for_hop(true).encode()));
     lab.serve_quic_with(&controller.hooks(&Config::default().hooks));
     lab
 }

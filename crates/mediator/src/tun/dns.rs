@@ -40,7 +40,9 @@ use hoplite_wire::{
     HostName,
     dns::{Code, MAX_MESSAGE, Question, RecordType, Unfit},
     ip,
-    special::{LOOPBACK, is_local_name, is_localhost, is_nobody, is_refused, leads_nowhere},
+    special::{
+        LOOPBACK, is_local_name, is_localhost, is_nobody, is_or_carries_special, is_special_purpose,
+    },
 };
 use parking_lot::Mutex;
 use tokio::{
@@ -307,7 +309,7 @@ impl Responder {
     }
 
     fn is_believed(&self, ip: IpAddr) -> bool {
-        let nowhere = leads_nowhere(ip) && !self.config.private;
+        let nowhere = is_or_carries_special(ip) && !self.config.private;
         !nowhere && !self.names.is_temporary(ip)
     }
 
@@ -579,7 +581,7 @@ fn reverse(question: &Question) -> Option<Vec<u8>> {
         let name = HostName::new("localhost").ok()?;
         return Some(question.pointer(&name, SPECIAL_TTL));
     }
-    let local = prefix >= 8 && is_refused(ip) && is_refused(last(ip, prefix));
+    let local = prefix >= 8 && is_special_purpose(ip) && is_special_purpose(last(ip, prefix));
     local.then(|| missing(question))
 }
 

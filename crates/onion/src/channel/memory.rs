@@ -21,7 +21,7 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use super::{Channel, Circuit, Closed, Receiver, Sender, Waiting};
+use super::{Channel, CircuitEnds, Closed, Receiver, Sender, Waiting};
 
 /// Cells that one circuit's queue holds; then the sender waits.
 pub const QUEUE: usize = 64;
@@ -36,8 +36,8 @@ pub struct Memory {
     next: AtomicU32,
     /// The initiator's ids have the high bit set.
     high: u32,
-    towards: mpsc::Sender<Circuit>,
-    offered: AsyncMutex<mpsc::Receiver<Circuit>>,
+    towards: mpsc::Sender<CircuitEnds>,
+    offered: AsyncMutex<mpsc::Receiver<CircuitEnds>>,
 }
 
 /// Both ends of a channel; `near` opened it. Each cell takes `latency`. `near_is` and `far_is` are the identities that the other sees.
@@ -64,9 +64,9 @@ pub fn pair(
 }
 
 /// Both ends of one circuit.
-pub fn circuit(id: CircuitId, latency: Duration) -> (Circuit, Circuit) {
+pub fn circuit(id: CircuitId, latency: Duration) -> (CircuitEnds, CircuitEnds) {
     let (up, down) = (Queue::new(latency), Queue::new(latency));
-    let end = |out: &Arc<Queue>, incoming: &Arc<Queue>| Circuit {
+    let end = |out: &Arc<Queue>, incoming: &Arc<Queue>| CircuitEnds {
         id,
         sender: Box::new(Out(id, Arc::clone(out))),
         receiver: Box::new(In {
@@ -78,7 +78,7 @@ pub fn circuit(id: CircuitId, latency: Duration) -> (Circuit, Circuit) {
 }
 
 impl Channel for Memory {
-    fn open(&self) -> Waiting<'_, Result<Circuit, Closed>> {
+    fn open(&self) -> Waiting<'_, Result<CircuitEnds, Closed>> {
         Box::pin(async {
             let id = CircuitId::new(self.high | self.next.fetch_add(1, Relaxed));
             let (near, far) = circuit(id, self.latency);
@@ -87,7 +87,7 @@ impl Channel for Memory {
         })
     }
 
-    fn accept(&self) -> Waiting<'_, Option<Circuit>> {
+    fn accept(&self) -> Waiting<'_, Option<CircuitEnds>> {
         Box::pin(async {
             let mut offered = self.offered.lock().await;
             poll_fn(|cx| offered.poll_recv(cx)).await

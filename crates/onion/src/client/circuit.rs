@@ -1,5 +1,5 @@
 //! The client's machine for one circuit: it is built hop by hop, then carries the relay messages of an [`Endpoint`] under its layers.
-//! [`super::driver`] drives it: [`Circuit::handle`] for each cell that comes, [`Circuit::next`] while the channel takes cells.
+//! [`super::driver`] drives it: [`ClientCircuit::handle`] for each cell that comes, [`ClientCircuit::next`] while the channel takes cells.
 //! tor-spec "Creating circuits", "Routing relay cells", "Tearing down circuits".
 
 use std::{collections::VecDeque, fmt};
@@ -18,7 +18,7 @@ use hoplite_wire::cell::{
 use tokio::time::Instant;
 
 use crate::{
-    endpoint::{Broken, Endpoint, Moment},
+    endpoint::{Arrival, Broken, Endpoint},
     failure,
     flow_control::Control,
     path::{MOST_HOPS, Relay},
@@ -41,7 +41,7 @@ pub enum Progress {
 }
 
 /// One circuit of a client.
-pub struct Circuit {
+pub struct ClientCircuit {
     id: CircuitId,
     path: Vec<Relay>,
     layers: ClientLayers,
@@ -60,7 +60,7 @@ enum Handshake {
     Ntor3(ntor3::ClientState, bool),
 }
 
-impl Circuit {
+impl ClientCircuit {
     /// Begins to build a circuit over `path`; the first cell is CREATE2.
     ///
     /// # Errors
@@ -124,10 +124,10 @@ impl Circuit {
         &mut self,
         cell: Cell,
         endpoint: &mut Endpoint,
-        at: Moment,
+        at: Arrival,
     ) -> Result<Progress, Error> {
         match cell.command {
-            Command::RELAY => self.relay(cell.body, endpoint, at),
+            Command::RELAY => self.handle_message(cell.body, endpoint, at),
             Command::CREATED2 if self.layers.is_empty() => {
                 let created = Created2::parse(&cell.body).map_err(failure::broken)?;
                 self.extended(created.data, endpoint)
@@ -166,7 +166,7 @@ impl Circuit {
     pub fn pad(&mut self) -> Result<(), Error> {
         let mut cell = self.cell(BytesMut::zeroed(cell::BODY));
         let body = cell.fixed().map_err(ours)?;
-        let padding = relay::write(body, relay::Command::DROP, StreamId::CIRCUIT, &[]);
+        let padding = relay::write(body, relay::RelayCommand::DROP, StreamId::CIRCUIT, &[]);
         (self.random)(padding.map_err(ours)?);
         let last = self.layers.len().saturating_sub(1);
         self.layers.encrypt_for(last, body);
@@ -189,11 +189,11 @@ impl Circuit {
         }
     }
 
-    fn relay(
+    fn handle_message(
         &mut self,
         mut body: BytesMut,
         endpoint: &mut Endpoint,
-        at: Moment,
+        at: Arrival,
     ) -> Result<Progress, Error> {
         let fixed: &mut [u8; cell::BODY] = (body.as_mut().try_into())
             .map_err(|_| failure::broken(Malformed("length of a cell")))?;
@@ -203,7 +203,7 @@ impl Circuit {
         let header = Header::read(fixed);
         let last = hop + 1 == self.layers.len();
         match header.command {
-            relay::Command::TRUNCATED => {
+            relay::RelayCommand::TRUNCATED => {
                 let data = header.data(fixed).map_err(failure::broken)?;
                 let reason = DestroyReason::parse(data).unwrap_or(DestroyReason::NONE);
                 // With other reasons it is passed on from where a hop could not be added, if hops are missing.
@@ -211,13 +211,13 @@ impl Circuit {
                 self.truncated = lost.then_some(hop + 1);
                 Err(failure::destroyed(reason, false))
             }
-            relay::Command::EXTENDED2 if last && !self.is_built() => {
+            relay::RelayCommand::EXTENDED2 if last && !self.is_built() => {
                 let data = header.data(fixed).map_err(failure::broken)?;
                 let extended = Created2::parse(data).map_err(failure::broken)?;
                 self.extended(extended.data, endpoint)
             }
             _ if last && self.is_built() => {
-                let handled = endpoint.handle(body, digest, at);
+                let handled = endpoint.handle_message(body, digest, at);
                 handled.map(|()| Progress::None).map_err(failure::broken)
             }
             command => Err(failure::broken(Broken::Unexpected(command))),
@@ -265,7 +265,7 @@ impl Circuit {
         extend.write(&mut message);
         let mut cell = self.cell(BytesMut::zeroed(cell::BODY));
         let body = cell.fixed().map_err(ours)?;
-        let command = relay::Command::EXTEND2;
+        let command = relay::RelayCommand::EXTEND2;
         let padding = relay::write(body, command, StreamId::CIRCUIT, &message).map_err(ours)?;
         (self.random)(padding);
         // "When speaking to an OR, EXTEND2 MUST be in a RELAY_EARLY cell."
@@ -332,11 +332,11 @@ fn ours(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::new(ErrorKind::Bug, "building a circuit").caused_by(error)
 }
 
-impl fmt::Debug for Circuit {
+impl fmt::Debug for ClientCircuit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "client::Circuit({} of {} hops)",
+            "client::ClientCircuit({} of {} hops)",
             self.layers.len(),
             self.path.len()
         )

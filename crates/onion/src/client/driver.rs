@@ -21,10 +21,10 @@ use tokio::{
     time::{Instant, Sleep, sleep, sleep_until, timeout, timeout_at},
 };
 
-use super::{BuildTimes, Circuit, Config, Progress};
+use super::{BuildTimes, ClientCircuit, Config, Progress};
 use crate::{
     channel::{self, Channel, Dialer},
-    endpoint::{Endpoint, Moment, Role, io::Shared},
+    endpoint::{Arrival, Endpoint, Role, io::Shared},
     failure,
     flow_control::{Control, Pressure},
     path::{CircuitUsage, Failed, Paths, Relay},
@@ -48,8 +48,8 @@ pub struct BuiltCircuit {
 pub(super) type Ended = Arc<SetOnce<Option<usize>>>;
 
 struct Driver {
-    circuit: Circuit,
-    channel: channel::Circuit,
+    circuit: ClientCircuit,
+    channel: channel::CircuitEnds,
     shared: Arc<Shared>,
     built: Option<oneshot::Sender<Result<(), (Error, usize)>>>,
     idle: Option<Pin<Box<Sleep>>>,
@@ -87,7 +87,7 @@ pub(super) async fn build_telling(
 ) -> Result<BuiltCircuit, (Error, usize)> {
     let opened = channel.open().await;
     let circuit = opened.map_err(|_| (failure::channel_closed(true), 0))?;
-    let machine = Circuit::new(
+    let machine = ClientCircuit::new(
         circuit.id,
         path.clone(),
         config.congestion_control,
@@ -272,7 +272,7 @@ impl Driver {
     fn receive(&mut self, cx: &mut Context<'_>) -> Result<usize, Error> {
         let shared = Arc::clone(&self.shared);
         let mut endpoint = shared.lock();
-        let at = Moment {
+        let at = Arrival {
             now: self.now,
             blocked: self.pressure.holds(self.now),
         };

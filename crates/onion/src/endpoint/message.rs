@@ -4,7 +4,7 @@
 use bytes::BytesMut;
 use hoplite_wire::cell::{
     BODY, DATA,
-    relay::{self, Command, HEADER, Header, Message, Sendme, StreamId},
+    relay::{self, HEADER, Header, Message, RelayCommand, Sendme, StreamId},
 };
 
 /// A body to be encrypted and sent.
@@ -46,7 +46,7 @@ pub(super) fn data(mut body: BytesMut, stream: StreamId, random: fn(&mut [u8])) 
         random(padding);
     }
     let header = Header {
-        command: Command::DATA,
+        command: RelayCommand::DATA,
         recognized: 0,
         stream,
         digest: [0; 4],

@@ -11,7 +11,7 @@ use hoplite_wire::cell::{
     relay::{End, EndReason, HEADER},
 };
 
-use super::{Broken, Command, Late, Limits, message::Unpredictable};
+use super::{Broken, Late, Limits, RelayCommand, message::Unpredictable};
 use crate::{
     channel::CircuitBacklog,
     failure,
@@ -143,7 +143,7 @@ impl Stream {
             return Ok(None);
         }
         if self.ended.is_some() {
-            return Err(Broken::Unexpected(Command::DATA));
+            return Err(Broken::Unexpected(RelayCommand::DATA));
         }
         let say = self.incoming.received(data.len())?;
         if data.is_empty() || self.dropped {

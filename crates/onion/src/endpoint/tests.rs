@@ -40,8 +40,8 @@ fn zeros(bytes: &mut [u8]) {
     bytes.fill(0);
 }
 
-fn at() -> Moment {
-    Moment {
+fn at() -> Arrival {
+    Arrival {
         now: Instant::now(),
         blocked: false,
     }
@@ -59,7 +59,8 @@ fn pass(from: &Shared, to: &Shared, count: &mut u32) -> Result<bool, Broken> {
     if message.counted {
         from.lock().sealed(digest(*count), Instant::now());
     }
-    to.lock().handle(message.body, digest(*count), at())?;
+    to.lock()
+        .handle_message(message.body, digest(*count), at())?;
     Ok(true)
 }
 
@@ -68,7 +69,7 @@ impl Pair {
         let endpoint = |role| Shared::new(Endpoint::new(role, control, Limits::default(), zeros));
         Self {
             client: endpoint(Role::Client),
-            exit: endpoint(Role::Exit),
+            exit: endpoint(Role::Relay),
             digests: (0, 0),
         }
     }
@@ -292,7 +293,7 @@ async fn an_exit_refuses_more_streams_than_its_limit_and_keeps_the_circuit() {
         streams: 2,
         ..Limits::default()
     };
-    pair.exit = Shared::new(Endpoint::new(Role::Exit, VEGAS, limits, zeros));
+    pair.exit = Shared::new(Endpoint::new(Role::Relay, VEGAS, limits, zeros));
     let _kept = [pair.stream(HALF_CLOSE), pair.stream(HALF_CLOSE)];
     let target = "192.0.2.1:80".parse().expect("valid");
     let id = pair.client.lock().begin(&target, HALF_CLOSE).expect("room");
@@ -306,7 +307,7 @@ async fn an_exit_refuses_more_streams_than_its_limit_and_keeps_the_circuit() {
 /// A message as the peer's layers would hand it over.
 fn told(to: &Shared, stream: u16, message: &Message<'_>) -> Result<(), Broken> {
     let outbound = message::control(message, StreamId(stream), zeros);
-    to.lock().handle(outbound.body, digest(0), at())
+    to.lock().handle_message(outbound.body, digest(0), at())
 }
 
 #[tokio::test]
@@ -332,24 +333,24 @@ async fn what_the_protocol_forbids_breaks_the_circuit() {
             told(client, 99, &Message::Connected(Connected(None))),
             Err(Broken::UnknownStream)
         );
-        let twice = Err(Broken::Unexpected(Command::CONNECTED));
+        let twice = Err(Broken::Unexpected(RelayCommand::CONNECTED));
         assert_eq!(told(client, 1, &Message::Connected(Connected(None))), twice);
         assert_eq!(told(exit, 1, &Message::Connected(Connected(None))), twice);
         assert_eq!(
             told(client, 5, &begin),
-            Err(Broken::Unexpected(Command::BEGIN))
+            Err(Broken::Unexpected(RelayCommand::BEGIN))
         );
         assert_eq!(
             told(exit, 1, &begin),
-            Err(Broken::Unexpected(Command::BEGIN))
+            Err(Broken::Unexpected(RelayCommand::BEGIN))
         );
         assert_eq!(
             told(exit, 0, &begin),
-            Err(Broken::Unexpected(Command::BEGIN))
+            Err(Broken::Unexpected(RelayCommand::BEGIN))
         );
         assert_eq!(
             told(client, 0, &Message::Truncate),
-            Err(Broken::Unexpected(Command::TRUNCATE))
+            Err(Broken::Unexpected(RelayCommand::TRUNCATE))
         );
     }
 }
@@ -357,7 +358,7 @@ async fn what_the_protocol_forbids_breaks_the_circuit() {
 #[tokio::test]
 async fn what_an_exit_does_not_understand_is_ignored() {
     let pair = Pair::new(VEGAS);
-    let unknown = Message::Unknown(Command(200), b"later");
+    let unknown = Message::Unknown(RelayCommand(200), b"later");
     assert_eq!(told(&pair.exit, 0, &unknown), Ok(()));
     assert_eq!(told(&pair.exit, 77, &Message::Data(b"late")), Ok(()));
 }
@@ -465,7 +466,7 @@ async fn seen_of(control: Control) -> (Vec<u16>, Vec<u16>) {
     let mut lengths = Vec::new();
     while let Some(message) = pair.client.lock().next_message() {
         let header = Header::read(message.body.as_ref().try_into().expect("a body"));
-        if header.command == Command::DATA {
+        if header.command == RelayCommand::DATA {
             lengths.push(header.length);
         }
     }
@@ -499,15 +500,15 @@ proptest! {
         exit: bool,
         fixed: bool,
     ) {
-        let role = if exit { Role::Exit } else { Role::Client };
+        let role = if exit { Role::Relay } else { Role::Client };
         let control = if fixed { Control::Fixed } else { VEGAS };
         let mut endpoint = Endpoint::new(role, control, Limits::default(), zeros);
         for (command, stream, length, fill) in cells {
             let mut body = BytesMut::zeroed(cell::BODY);
             body[HEADER..].fill(fill);
-            let header = Header { command: Command(command % 48), recognized: 0, stream: StreamId(stream), digest: [0; 4], length };
+            let header = Header { command: RelayCommand(command % 48), recognized: 0, stream: StreamId(stream), digest: [0; 4], length };
             header.write(body.as_mut().try_into().expect("a body"));
-            let broken = endpoint.handle(body, digest(0), at()).is_err();
+            let broken = endpoint.handle_message(body, digest(0), at()).is_err();
             prop_assert!(!broken || endpoint.streams() <= 4);
             while let Some((id, _)) = endpoint.next_asked() {
                 endpoint.connected(id, None);
@@ -522,7 +523,7 @@ fn pair(limits: Limits) -> Pair {
     let endpoint = |role| Shared::new(Endpoint::new(role, VEGAS, limits, zeros));
     Pair {
         client: endpoint(Role::Client),
-        exit: endpoint(Role::Exit),
+        exit: endpoint(Role::Relay),
         digests: (0, 0),
     }
 }
@@ -557,7 +558,7 @@ async fn the_stream_that_holds_most_ends_when_all_hold_too_much_and_the_others_g
         told(&end, 1, &Message::Data(b"one more")).expect("no fault");
         let said = end.lock().next_message().expect("the peer is told");
         let header = Header::read(said.body.as_ref().try_into().expect("a body"));
-        assert_eq!((header.command, header.stream.0), (Command::END, 2));
+        assert_eq!((header.command, header.stream.0), (RelayCommand::END, 2));
         assert!(handles[1].read_u8().await.is_err(), "its reader is told");
         assert!(handles[1].write_u8(1).await.is_err());
         assert_eq!(end.lock().streams(), 3, "it counts while somebody has it");

@@ -30,7 +30,7 @@ const EARLY: u8 = 8;
 const INCREMENT: u8 = 31;
 
 /// One circuit of a relay.
-pub struct Circuit {
+pub struct RelayCircuit {
     layer: RelayLayer,
     early: u8,
 }
@@ -44,7 +44,7 @@ pub enum Forward {
     Here(Cell, Digest),
 }
 
-impl Circuit {
+impl RelayCircuit {
     /// Answers a CREATE2: the circuit, the flow control that was agreed on, and CREATED2.
     ///
     /// # Errors
@@ -131,9 +131,9 @@ fn negotiate(message: &[u8], offered: bool, control: &mut Control) -> Option<Vec
     Some(out)
 }
 
-impl fmt::Debug for Circuit {
+impl fmt::Debug for RelayCircuit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("relay::Circuit")
+        f.write_str("relay::RelayCircuit")
     }
 }
 
@@ -141,17 +141,17 @@ impl fmt::Debug for Circuit {
 // spec "CREATE and CREATED cells", "EXTEND and EXTENDED cells".
 
 /// The circuit to the next relay, and what its CREATED2 said.
-pub(super) type Extended = (channel::Circuit, Vec<u8>);
+pub(super) type Extended = (channel::CircuitEnds, Vec<u8>);
 
 /// What comes of a CREATE2: the circuit, its flow control, and CREATED2; nothing if it is bad, or a replay.
-pub(super) type Made = Option<(Circuit, Control, Vec<u8>)>;
+pub(super) type Made = Option<(RelayCircuit, Control, Vec<u8>)>;
 
 /// Waits for CREATE2, and answers it.
 pub(super) async fn create(
-    back: &mut channel::Circuit,
+    back: &mut channel::CircuitEnds,
     relay: &Arc<Relay>,
     requester: Requester,
-) -> Result<(Circuit, Control), DestroyReason> {
+) -> Result<(RelayCircuit, Control), DestroyReason> {
     let receiver = &mut back.receiver;
     let first = timeout(relay.config.patience, poll_fn(|cx| receiver.poll_recv(cx))).await;
     let cell = match first {
@@ -186,7 +186,7 @@ async fn answer(
         if !of.is_new(create.data) {
             return None;
         }
-        Circuit::create(&of.keys(), &create, of.config.congestion_control).ok()
+        RelayCircuit::create(&of.keys(), &create, of.config.congestion_control).ok()
     });
     tokio::select! {
         biased;
@@ -247,7 +247,7 @@ fn created(answer: Option<Cell>) -> Result<Vec<u8>, DestroyReason> {
     }
 }
 
-async fn send(circuit: &mut channel::Circuit, cell: Cell) -> Result<(), DestroyReason> {
+async fn send(circuit: &mut channel::CircuitEnds, cell: Cell) -> Result<(), DestroyReason> {
     poll_fn(|cx| {
         let ready = ready!(circuit.sender.poll_ready(cx));
         Poll::Ready(ready.map_err(|_| DestroyReason::CHANNEL_CLOSED))

@@ -21,12 +21,12 @@ use hoplite_wire::cell::{
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
-    Circuit, Forward, Relay,
+    Forward, Relay, RelayCircuit,
     circuit::{Extended, create},
 };
 use crate::{
     channel::{self, Channel},
-    endpoint::{Endpoint, Moment, Role, io::Shared},
+    endpoint::{Arrival, Endpoint, Role, io::Shared},
     failure,
     flow_control::{Control, Pressure},
     relay::{Cells, circuit::dial, exit, extend::next_relay},
@@ -56,7 +56,7 @@ pub async fn serve(channel: Arc<dyn Channel>, relay: Arc<Relay>) {
 }
 
 fn take(
-    circuit: channel::Circuit,
+    circuit: channel::CircuitEnds,
     channel: &Arc<dyn Channel>,
     relay: &Arc<Relay>,
     circuits: &mut JoinSet<()>,
@@ -76,14 +76,14 @@ fn take(
 /// One circuit of a relay.
 pub(super) struct Driver {
     relay: Arc<Relay>,
-    circuit: Circuit,
+    circuit: RelayCircuit,
     control: Control,
-    back: channel::Circuit,
+    back: channel::CircuitEnds,
     next: Next,
     /// This end, if streams were asked for.
     endpoint: Option<Arc<Shared>>,
     tasks: JoinSet<()>,
-    replies: VecDeque<(relay::Command, Vec<u8>)>,
+    replies: VecDeque<(relay::RelayCommand, Vec<u8>)>,
     /// The channel that it came by.
     from: Arc<dyn Channel>,
     pressure: Pressure,
@@ -95,7 +95,7 @@ pub(super) struct Driver {
 enum Next {
     None,
     Extending(Extending),
-    Open(channel::Circuit),
+    Open(channel::CircuitEnds),
     /// It was there; the client has been told, or is about to be.
     Lost,
 }
@@ -112,7 +112,11 @@ struct Counted(Arc<Relay>);
 
 impl Driver {
     /// Serves a circuit that a peer has opened, from CREATE2 to its end.
-    pub(super) async fn run(mut back: channel::Circuit, relay: Arc<Relay>, from: Arc<dyn Channel>) {
+    pub(super) async fn run(
+        mut back: channel::CircuitEnds,
+        relay: Arc<Relay>,
+        from: Arc<dyn Channel>,
+    ) {
         relay.counters.open.fetch_add(1, Relaxed);
         let _counted = Counted(Arc::clone(&relay));
         let created = create(&mut back, &relay, from.requester()).await;
@@ -219,7 +223,7 @@ impl Driver {
         match self.circuit.forward(cell)? {
             Forward::Here(cell, digest) => {
                 self.moved.taken += 1;
-                self.here(cell, digest, early, cx)?;
+                self.handle_message(cell, digest, early, cx)?;
             }
             Forward::Next(cell) => match &mut self.next {
                 Next::Open(next) => {
@@ -303,11 +307,12 @@ impl Driver {
         self.next = Next::Lost;
         let mut data = Vec::with_capacity(1);
         reason.write(&mut data);
-        self.replies.push_back((relay::Command::TRUNCATED, data));
+        self.replies
+            .push_back((relay::RelayCommand::TRUNCATED, data));
         Ok(true)
     }
 
-    fn reply(&mut self, command: relay::Command, data: &[u8]) -> Result<(), Ended> {
+    fn reply(&mut self, command: relay::RelayCommand, data: &[u8]) -> Result<(), Ended> {
         let mut cell = relay_cell(BytesMut::zeroed(cell::BODY));
         let written = (|| {
             let padding = relay::write(cell.fixed()?, command, StreamId::CIRCUIT, data)?;
@@ -351,7 +356,7 @@ impl Drop for Counted {
 
 impl Driver {
     /// A message for this relay.
-    fn here(
+    fn handle_message(
         &mut self,
         mut cell: Cell,
         digest: [u8; 20],
@@ -366,11 +371,11 @@ impl Driver {
             .data(body)
             .map_err(|_| Ended::from(DestroyReason::PROTOCOL))?;
         match header.command {
-            relay::Command::EXTEND2 => self.extend(data, early),
-            relay::Command::TRUNCATE => self.truncate(),
-            relay::Command::DROP => Ok(()),
+            relay::RelayCommand::EXTEND2 => self.extend(data, early),
+            relay::RelayCommand::TRUNCATE => self.truncate(),
+            relay::RelayCommand::DROP => Ok(()),
             // The old EXTEND is not spoken here, and whoever sends it waits for an answer.
-            relay::Command::EXTEND => Err(DestroyReason::PROTOCOL.into()),
+            relay::RelayCommand::EXTEND => Err(DestroyReason::PROTOCOL.into()),
             _ => self.stream_message(cell.body, digest, cx),
         }
     }
@@ -381,18 +386,18 @@ impl Driver {
         digest: [u8; 20],
         cx: &Context<'_>,
     ) -> Result<(), Ended> {
-        let at = Moment {
+        let at = Arrival {
             now: self.now,
             blocked: self.pressure.holds(self.now),
         };
         let shared = self.endpoint.get_or_insert_with(|| {
             let limits = self.relay.config.limits;
-            let endpoint = Endpoint::new(Role::Exit, self.control, limits, crate::random);
+            let endpoint = Endpoint::new(Role::Relay, self.control, limits, crate::random);
             Shared::new(endpoint.counted(&self.back.sender.backlog()))
         });
         let mut endpoint = shared.lock();
         endpoint.set_driver(cx.waker());
-        let handled = endpoint.handle(body, digest, at);
+        let handled = endpoint.handle_message(body, digest, at);
         handled.map_err(|_| Ended::from(DestroyReason::PROTOCOL))?;
         while let Some((id, asked)) = endpoint.next_asked() {
             let (relay, shared) = (Arc::clone(&self.relay), Arc::clone(shared));
@@ -450,7 +455,8 @@ impl Driver {
         };
         self.relay.counters.extended.fetch_add(1, Relaxed);
         self.next = Next::Open(circuit);
-        self.replies.push_back((relay::Command::EXTENDED2, created));
+        self.replies
+            .push_back((relay::RelayCommand::EXTENDED2, created));
         Ok(true)
     }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use hoplite_onion::{
-    channel::{Channel, Circuit, Closed, Waiting, memory},
+    channel::{Channel, CircuitEnds, Closed, Waiting, memory},
     path,
     relay::{Creates, Handshakes, Policy, Requester, serve},
 };
@@ -31,11 +31,11 @@ const OF_ONE: usize = 4;
 struct From(Arc<memory::Memory>, Requester);
 
 impl Channel for From {
-    fn open(&self) -> Waiting<'_, Result<Circuit, Closed>> {
+    fn open(&self) -> Waiting<'_, Result<CircuitEnds, Closed>> {
         self.0.open()
     }
 
-    fn accept(&self) -> Waiting<'_, Option<Circuit>> {
+    fn accept(&self) -> Waiting<'_, Option<CircuitEnds>> {
         self.0.accept()
     }
 
@@ -100,7 +100,7 @@ impl Scene {
     }
 
     /// Begins a circuit on a channel of its own.
-    async fn begin(&self, address: u64, is_relay: bool) -> Circuit {
+    async fn begin(&self, address: u64, is_relay: bool) -> CircuitEnds {
         let mut circuit = self.channel(address, is_relay).open().await.expect("opens");
         let (_, skin) = raw::skin(&self.known, false);
         let create = Create2 {
@@ -113,7 +113,7 @@ impl Scene {
     }
 
     /// The same this many times; the relay has seen all.
-    async fn begin_many(&self, address: u64, circuits: usize) -> Vec<Circuit> {
+    async fn begin_many(&self, address: u64, circuits: usize) -> Vec<CircuitEnds> {
         let mut begun = Vec::new();
         for _ in 0..circuits {
             begun.push(self.begin(address, false).await);
@@ -134,7 +134,7 @@ fn said(cell: &Cell) -> Result<(), DestroyReason> {
     }
 }
 
-async fn all(circuits: Vec<Circuit>) -> (usize, usize) {
+async fn all(circuits: Vec<CircuitEnds>) -> (usize, usize) {
     let mut counts = (0, 0);
     for mut circuit in circuits {
         match said(&answer(&mut circuit).await.expect("an answer")) {
@@ -198,8 +198,8 @@ async fn extended(circuit: &mut Raw, to: &path::Relay) -> bool {
     let (_, skin) = raw::skin(to, false);
     circuit.ask_to_extend(Command::RELAY_EARLY, to, &skin).await;
     match circuit.hear().await {
-        Heard::Message(0, relay::Command::EXTENDED2, ..) => true,
-        Heard::Message(0, relay::Command::TRUNCATED, _, data, _) => {
+        Heard::Message(0, relay::RelayCommand::EXTENDED2, ..) => true,
+        Heard::Message(0, relay::RelayCommand::TRUNCATED, _, data, _) => {
             assert_eq!(data, [5], "RESOURCELIMIT");
             false
         }
@@ -222,11 +222,11 @@ async fn who_has_circuits_extended_and_truncated_all_the_time_leaves_the_way_to_
             asked += 1;
             if extended(&mut circuit, &scene.next).await {
                 had += 1;
-                circuit.say(relay::Command::TRUNCATE, 0, &[]).await;
+                circuit.say(relay::RelayCommand::TRUNCATE, 0, &[]).await;
                 let heard = circuit.hear().await;
                 assert!(matches!(
                     heard,
-                    Heard::Message(0, relay::Command::TRUNCATED, ..)
+                    Heard::Message(0, relay::RelayCommand::TRUNCATED, ..)
                 ));
             }
         }
@@ -255,11 +255,11 @@ fn circuits_that_stand_go_on_while_handshakes_wait() {
         drop(spawn_blocking(move || busy.recv()));
         let waiting = scene.begin_many(2, OF_ONE).await;
         standing
-            .say(relay::Command::RESOLVE, 7, b"198.51.100.9\0")
+            .say(relay::RelayCommand::RESOLVE, 7, b"198.51.100.9\0")
             .await;
         let heard = standing.hear().await;
         assert!(
-            matches!(heard, Heard::Message(_, relay::Command::RESOLVED, ..)),
+            matches!(heard, Heard::Message(_, relay::RelayCommand::RESOLVED, ..)),
             "{heard:?}"
         );
         assert_eq!(

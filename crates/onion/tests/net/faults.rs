@@ -248,14 +248,14 @@ async fn create(channel: &dyn Channel, handshake: HandshakeType, data: &[u8]) ->
     answer(&mut circuit).await.expect("an answer")
 }
 
-async fn send(circuit: &mut channel::Circuit, cell: Cell) {
+async fn send(circuit: &mut channel::CircuitEnds, cell: Cell) {
     poll_fn(|cx| circuit.sender.poll_ready(cx))
         .await
         .expect("open");
     circuit.sender.send(cell);
 }
 
-async fn answer(circuit: &mut channel::Circuit) -> Option<Cell> {
+async fn answer(circuit: &mut channel::CircuitEnds) -> Option<Cell> {
     soon(poll_fn(|cx| circuit.receiver.poll_recv(cx))).await
 }
 

@@ -68,10 +68,10 @@ impl Scene {
     /// The other circuit still answers.
     async fn kept_stands(&mut self) {
         self.kept
-            .say(relay::Command::RESOLVE, 7, b"198.51.100.9\0")
+            .say(relay::RelayCommand::RESOLVE, 7, b"198.51.100.9\0")
             .await;
         let heard = self.kept.hear().await;
-        let Heard::Message(0, relay::Command::RESOLVED, StreamId(7), ..) = heard else {
+        let Heard::Message(0, relay::RelayCommand::RESOLVED, StreamId(7), ..) = heard else {
             panic!("{heard:?} of the circuit that did nothing");
         };
     }
@@ -86,7 +86,7 @@ fn begin(target: &Target, flags: Flags) -> Message<'static> {
 
 async fn connected(raw: &mut Raw, stream: u16) {
     let heard = raw.hear().await;
-    let Heard::Message(_, relay::Command::CONNECTED, id, ..) = heard else {
+    let Heard::Message(_, relay::RelayCommand::CONNECTED, id, ..) = heard else {
         panic!("{heard:?}");
     };
     assert_eq!(id, StreamId(stream));
@@ -105,13 +105,13 @@ async fn what_a_client_may_not_say_ends_its_circuit_alone() {
         (0, told(&begin(&target, Flags::default()))),
         (0, told(&Message::BeginDir)),
         (5, told(&Message::Connected(Connected(None)))),
-        (0, (relay::Command::EXTENDED2, vec![0, 1, 7])),
-        (0, (relay::Command::TRUNCATED, vec![1])),
-        (0, (relay::Command::EXTEND2, vec![1, 2, 3])),
-        (0, (relay::Command::EXTEND, vec![0; 100])),
-        (0, (relay::Command::SENDME, vec![1, 0, 20, 1])),
-        (0, (relay::Command::SENDME, vec![9])),
-        (3, (relay::Command::XON, vec![9, 0, 0, 0, 0])),
+        (0, (relay::RelayCommand::EXTENDED2, vec![0, 1, 7])),
+        (0, (relay::RelayCommand::TRUNCATED, vec![1])),
+        (0, (relay::RelayCommand::EXTEND2, vec![1, 2, 3])),
+        (0, (relay::RelayCommand::EXTEND, vec![0; 100])),
+        (0, (relay::RelayCommand::SENDME, vec![1, 0, 20, 1])),
+        (0, (relay::RelayCommand::SENDME, vec![9])),
+        (3, (relay::RelayCommand::XON, vec![9, 0, 0, 0, 0])),
     ] {
         let mut raw = scene.raw(false).await;
         raw.say(command, stream, &data).await;
@@ -125,14 +125,15 @@ async fn what_a_client_may_not_say_ends_its_circuit_alone() {
 async fn what_is_not_understood_and_what_comes_late_is_ignored() {
     let scene = Scene::new().await;
     let mut raw = scene.raw(false).await;
-    raw.say(relay::Command(99), 0, b"what").await;
-    raw.say(relay::Command(99), 9, b"what").await;
-    raw.say(relay::Command::DROP, 0, b"nothing").await;
-    raw.say(relay::Command::DATA, 9, b"for nobody").await;
+    raw.say(relay::RelayCommand(99), 0, b"what").await;
+    raw.say(relay::RelayCommand(99), 9, b"what").await;
+    raw.say(relay::RelayCommand::DROP, 0, b"nothing").await;
+    raw.say(relay::RelayCommand::DATA, 9, b"for nobody").await;
     raw.tell(9, &Message::End(End::new(EndReason::MISC))).await;
-    raw.say(relay::Command::RESOLVE, 7, b"198.51.100.9\0").await;
+    raw.say(relay::RelayCommand::RESOLVE, 7, b"198.51.100.9\0")
+        .await;
     let heard = raw.hear().await;
-    let Heard::Message(0, relay::Command::RESOLVED, ..) = heard else {
+    let Heard::Message(0, relay::RelayCommand::RESOLVED, ..) = heard else {
         panic!("{heard:?}");
     };
 }
@@ -174,7 +175,7 @@ async fn a_client_that_asks_for_what_the_relay_does_not_do_gets_no_circuit() {
 async fn a_length_beyond_the_cell_ends_the_circuit() {
     let mut scene = Scene::new().await;
     let mut raw = scene.raw(false).await;
-    let mut body = crate::raw::body(relay::Command::DATA, 1, b"");
+    let mut body = crate::raw::body(relay::RelayCommand::DATA, 1, b"");
     body[9..11].copy_from_slice(&499u16.to_be_bytes());
     let bad = raw.seal(Command::RELAY, 0, body);
     raw.send(bad).await;
@@ -187,7 +188,7 @@ async fn a_ninth_relay_early_and_an_extend_in_a_plain_cell_end_the_circuit() {
     let mut scene = Scene::new().await;
     let mut raw = scene.raw(false).await;
     for _ in 0..9 {
-        let early = crate::raw::body(relay::Command::DROP, 0, b"");
+        let early = crate::raw::body(relay::RelayCommand::DROP, 0, b"");
         let early = raw.seal(Command::RELAY_EARLY, 0, early);
         raw.send(early).await;
     }
@@ -207,9 +208,9 @@ async fn extending_a_second_time_ends_the_circuit_and_after_truncate_it_may() {
     let mut raw = scene.raw(false).await;
     raw.extend(&scene.world.path[1], false).await;
     raw.layers.truncate(1);
-    raw.say(relay::Command::TRUNCATE, 0, &[0]).await;
+    raw.say(relay::RelayCommand::TRUNCATE, 0, &[0]).await;
     let heard = raw.hear().await;
-    let Heard::Message(0, relay::Command::TRUNCATED, ..) = heard else {
+    let Heard::Message(0, relay::RelayCommand::TRUNCATED, ..) = heard else {
         panic!("{heard:?}");
     };
     raw.extend(&scene.world.path[2], false).await;
@@ -229,12 +230,12 @@ async fn replayed_swapped_and_tagged_cells_are_recognised_by_nobody_and_end_the_
         let mut one = raw.seal(
             Command::RELAY,
             2,
-            crate::raw::body(relay::Command::DROP, 0, b""),
+            crate::raw::body(relay::RelayCommand::DROP, 0, b""),
         );
         let two = raw.seal(
             Command::RELAY,
             2,
-            crate::raw::body(relay::Command::DROP, 0, b""),
+            crate::raw::body(relay::RelayCommand::DROP, 0, b""),
         );
         match what {
             "replayed" => {
@@ -253,7 +254,7 @@ async fn replayed_swapped_and_tagged_cells_are_recognised_by_nobody_and_end_the_
         }
         // The exit destroys its part, and the relay before it says so.
         let heard = raw.hear().await;
-        let Heard::Message(1, relay::Command::TRUNCATED, _, reason, _) = heard else {
+        let Heard::Message(1, relay::RelayCommand::TRUNCATED, _, reason, _) = heard else {
             panic!("{what}: {heard:?}");
         };
         assert_eq!(reason, [DestroyReason::DESTROYED.0], "{what}");
@@ -289,7 +290,7 @@ async fn no_relay_sends_on_the_reason_of_another() {
         let (mut raw, next) = extended_to_a_spy(&world).await;
         next.sender.destroy(said);
         let heard = raw.hear().await;
-        let Heard::Message(0, relay::Command::TRUNCATED, _, reason, _) = heard else {
+        let Heard::Message(0, relay::RelayCommand::TRUNCATED, _, reason, _) = heard else {
             panic!("{heard:?}");
         };
         assert_eq!(reason, [DestroyReason::DESTROYED.0], "{said:?}");
@@ -308,7 +309,7 @@ async fn why_a_circuit_is_not_extended_is_told_to_the_client_alone() {
     raw.ask_to_extend(Command::RELAY_EARLY, &scene.world.path[2], &skin)
         .await;
     let heard = raw.hear().await;
-    let Heard::Message(1, relay::Command::TRUNCATED, _, reason, _) = heard else {
+    let Heard::Message(1, relay::RelayCommand::TRUNCATED, _, reason, _) = heard else {
         panic!("{heard:?}");
     };
     assert_eq!(reason, [DestroyReason::CONNECTFAILED.0]);
@@ -317,14 +318,14 @@ async fn why_a_circuit_is_not_extended_is_told_to_the_client_alone() {
     raw.ask_to_extend(Command::RELAY_EARLY, &scene.world.path[1], b"no skin")
         .await;
     let heard = raw.hear().await;
-    let Heard::Message(0, relay::Command::TRUNCATED, _, reason, _) = heard else {
+    let Heard::Message(0, relay::RelayCommand::TRUNCATED, _, reason, _) = heard else {
         panic!("{heard:?}");
     };
     assert_eq!(reason, [DestroyReason::DESTROYED.0]);
 }
 
 /// A circuit of two hops whose second is in our hands: it has answered CREATE2 with nothing that a client could read.
-async fn extended_to_a_spy(world: &World) -> (Raw, hoplite_onion::channel::Circuit) {
+async fn extended_to_a_spy(world: &World) -> (Raw, hoplite_onion::channel::CircuitEnds) {
     let (to_spy, spy) = memory::pair(Duration::ZERO, Some([1; 32]), Some([8; 32]));
     let guard = world.net.relay(8, &world.network, |relay| {
         relay.dialer = Arc::new(To(to_spy));
@@ -348,7 +349,7 @@ async fn extended_to_a_spy(world: &World) -> (Raw, hoplite_onion::channel::Circu
     send(&mut next, created.expect("fits")).await;
     let heard = raw.hear().await;
     assert!(
-        matches!(heard, Heard::Message(0, relay::Command::EXTENDED2, ..)),
+        matches!(heard, Heard::Message(0, relay::RelayCommand::EXTENDED2, ..)),
         "{heard:?}"
     );
     (raw, next)
@@ -387,7 +388,7 @@ async fn an_acknowledgement_of_other_cells_and_one_too_many_end_the_circuit() {
             let mut digest = [0; 20];
             for _ in 0..increment {
                 let heard = raw.hear().await;
-                let Heard::Message(_, relay::Command::DATA, .., after) = heard else {
+                let Heard::Message(_, relay::RelayCommand::DATA, .., after) = heard else {
                     panic!("{heard:?}");
                 };
                 digest = after;
@@ -411,7 +412,7 @@ async fn more_than_the_window_ends_the_circuit() {
     // It takes what its buffer holds, and then nothing: no SENDME comes any more, and there are 500 cells and one.
     let _held = soon(listener.accept()).await.expect("accepts");
     for _ in 0..3000 {
-        raw.say(relay::Command::DATA, 1, &[5; 498]).await;
+        raw.say(relay::RelayCommand::DATA, 1, &[5; 498]).await;
     }
     assert_eq!(raw.hear_of_the_circuit().await, PROTOCOL);
     scene.kept_stands().await;
@@ -430,14 +431,14 @@ async fn a_client_that_ignores_xoff_loses_its_circuit_at_the_bound() {
     let (mut xoff, mut sent, mut ended) = (false, 0, None);
     while ended.is_none() {
         for _ in 0..100 {
-            raw.say(relay::Command::DATA, 1, &[5; 498]).await;
+            raw.say(relay::RelayCommand::DATA, 1, &[5; 498]).await;
         }
         sent += 100;
         assert!(sent < 24_000, "it may send without end");
         while let (None, Ok(heard)) = (&ended, timeout(Duration::ZERO, raw.hear()).await) {
             match heard {
-                Heard::Message(_, relay::Command::XOFF, ..) => xoff = true,
-                Heard::Message(_, relay::Command::SENDME, ..) => {}
+                Heard::Message(_, relay::RelayCommand::XOFF, ..) => xoff = true,
+                Heard::Message(_, relay::RelayCommand::SENDME, ..) => {}
                 other => ended = Some(other),
             }
         }
@@ -460,7 +461,7 @@ async fn streams_without_end_are_refused_beyond_the_bound_and_come_again_when_ot
     let next = most + 1;
     raw.tell(next, &begin(&target, Flags::default())).await;
     let heard = raw.hear().await;
-    let Heard::Message(_, relay::Command::END, id, ref reason, _) = heard else {
+    let Heard::Message(_, relay::RelayCommand::END, id, ref reason, _) = heard else {
         panic!("{heard:?}");
     };
     assert_eq!(
@@ -474,7 +475,7 @@ async fn streams_without_end_are_refused_beyond_the_bound_and_come_again_when_ot
         loop {
             again += 1;
             raw.tell(again, &begin(&target, Flags::default())).await;
-            if let Heard::Message(_, relay::Command::CONNECTED, ..) = raw.hear().await {
+            if let Heard::Message(_, relay::RelayCommand::CONNECTED, ..) = raw.hear().await {
                 return again;
             }
         }
@@ -494,14 +495,14 @@ async fn a_half_closed_stream_goes_on_one_way_and_its_reset_reaches_the_target()
     raw.tell(1, &begin(&target, HALF_CLOSE)).await;
     connected(&mut raw, 1).await;
     let mut far = soon(listener.accept()).await.expect("accepts");
-    raw.say(relay::Command::DATA, 1, b"all").await;
+    raw.say(relay::RelayCommand::DATA, 1, b"all").await;
     raw.tell(1, &Message::End(End::new(EndReason::DONE))).await;
     let mut got = Vec::new();
     soon(far.read_to_end(&mut got)).await.expect("an end");
     assert_eq!(got, b"all");
     far.write_all(b"still").await.expect("open");
     let heard = raw.hear().await;
-    let Heard::Message(_, relay::Command::DATA, _, ref data, _) = heard else {
+    let Heard::Message(_, relay::RelayCommand::DATA, _, ref data, _) = heard else {
         panic!("{heard:?}");
     };
     assert_eq!(data, b"still");
@@ -517,7 +518,7 @@ async fn a_half_closed_stream_goes_on_one_way_and_its_reset_reaches_the_target()
     raw.tell(1, &begin(&target, HALF_CLOSE)).await;
     connected(&mut raw, 1).await;
     raw.tell(1, &Message::End(End::new(EndReason::DONE))).await;
-    raw.say(relay::Command::DATA, 1, b"more").await;
+    raw.say(relay::RelayCommand::DATA, 1, b"more").await;
     assert_eq!(raw.hear_of_the_circuit().await, PROTOCOL);
 }
 
@@ -563,7 +564,7 @@ async fn xoff_stops_a_stream_of_an_exit_and_no_other() {
         far.write_all(&[byte]).await.expect("open");
     }
     let heard = raw.hear().await;
-    let Heard::Message(_, relay::Command::DATA, StreamId(2), ..) = heard else {
+    let Heard::Message(_, relay::RelayCommand::DATA, StreamId(2), ..) = heard else {
         panic!("{heard:?}");
     };
     raw.tell(1, &Message::Xoff(Xoff)).await;

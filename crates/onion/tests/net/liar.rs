@@ -47,8 +47,8 @@ impl Dialer for Only {
 
 /// An exit that a client has a stream to, and that says what it likes.
 struct Liar {
-    circuit: channel::Circuit,
-    layer: onion_relay::Circuit,
+    circuit: channel::CircuitEnds,
+    layer: onion_relay::RelayCircuit,
     stream: StreamId,
 }
 
@@ -57,7 +57,7 @@ impl Liar {
         let mut circuit = end.accept().await.expect("a circuit");
         let asked = answer(&mut circuit).await.expect("CREATE2");
         let create = Create2::parse(&asked.body).expect("CREATE2");
-        let made = onion_relay::Circuit::create(keys, &create, true);
+        let made = onion_relay::RelayCircuit::create(keys, &create, true);
         let (layer, _, created) = made.expect("a good handshake");
         let cell = Cell::new(circuit.id, Command::CREATED2, |body| {
             body.extend_from_slice(&created);
@@ -80,7 +80,7 @@ impl Liar {
         Header::read(cell.fixed().expect("a body"))
     }
 
-    async fn say(&mut self, command: relay::Command, stream: u16, data: &[u8]) {
+    async fn say(&mut self, command: relay::RelayCommand, stream: u16, data: &[u8]) {
         self.say_in(Command::RELAY, body(command, stream, data))
             .await;
     }
@@ -205,19 +205,22 @@ async fn what_a_relay_may_not_say_ends_the_circuit() {
         (1, told(&Message::Sendme(Sendme::V0))),
         (1, told(&Message::Connected(Connected(None)))),
         (1, told(&begin)),
-        (9, (relay::Command::DATA, b"for nobody".to_vec())),
+        (9, (relay::RelayCommand::DATA, b"for nobody".to_vec())),
         (
             9,
             told(&Message::End(relay::End::new(relay::EndReason::DONE))),
         ),
         (1, told(&Message::Xoff(Xoff))),
         (1, told(&Message::Xon(Xon { kbps: 9 }))),
-        (0, (relay::Command::EXTENDED2, vec![0, 1, 7])),
-        (0, (relay::Command::EXTEND2, vec![0])),
-        (0, (relay::Command::TRUNCATED, vec![1])),
+        (0, (relay::RelayCommand::EXTENDED2, vec![0, 1, 7])),
+        (0, (relay::RelayCommand::EXTEND2, vec![0])),
+        (0, (relay::RelayCommand::TRUNCATED, vec![1])),
         (
             1,
-            (relay::Command::RESOLVED, vec![4, 4, 1, 2, 3, 4, 0, 0, 0, 9]),
+            (
+                relay::RelayCommand::RESOLVED,
+                vec![4, 4, 1, 2, 3, 4, 0, 0, 0, 9],
+            ),
         ),
     ] {
         let (mut liar, client) = meet(true, true).await;
@@ -231,7 +234,7 @@ async fn what_a_relay_may_not_say_ends_the_circuit() {
 async fn data_before_connected_end_the_circuit() {
     let (mut liar, client) = meet(false, true).await;
     let stream = liar.stream.0;
-    liar.say(relay::Command::DATA, stream, b"early").await;
+    liar.say(relay::RelayCommand::DATA, stream, b"early").await;
     is_caught(liar, client, "early").await;
 }
 
@@ -240,7 +243,7 @@ async fn more_than_the_window_from_a_relay_ends_the_circuit() {
     let (mut liar, client) = meet(true, false).await;
     // For a stream that was given up, say: nobody acknowledges it.
     for _ in 0..1100 {
-        liar.say(relay::Command::DATA, 40, b"").await;
+        liar.say(relay::RelayCommand::DATA, 40, b"").await;
     }
     is_caught(liar, client, "the window").await;
 }
@@ -258,7 +261,7 @@ async fn cells_that_no_relay_sends_to_a_client_end_the_circuit() {
         let (mut liar, client) = meet(true, true).await;
         match command {
             Command::RELAY_EARLY => {
-                let drop = body(relay::Command::DROP, 0, b"");
+                let drop = body(relay::RelayCommand::DROP, 0, b"");
                 liar.say_in(command, drop).await;
             }
             _ => send(&mut liar.circuit, cell(command, 7)).await,
@@ -270,14 +273,14 @@ async fn cells_that_no_relay_sends_to_a_client_end_the_circuit() {
 /// A relay that could have cells thrown away could mark a circuit for somebody who watches the client.
 #[tokio::test]
 async fn padding_that_nobody_negotiated_and_what_no_client_understands_end_the_circuit() {
-    const PADDING_NEGOTIATED: relay::Command = relay::Command(42);
+    const PADDING_NEGOTIATED: relay::RelayCommand = relay::RelayCommand(42);
     for (stream, command) in [
-        (0, relay::Command::DROP),
-        (1, relay::Command::DROP),
-        (0, relay::Command(99)),
-        (1, relay::Command(99)),
+        (0, relay::RelayCommand::DROP),
+        (1, relay::RelayCommand::DROP),
+        (0, relay::RelayCommand(99)),
+        (1, relay::RelayCommand(99)),
         (0, PADDING_NEGOTIATED),
-        (1, relay::Command::DATA),
+        (1, relay::RelayCommand::DATA),
     ] {
         let (mut liar, client) = meet(true, true).await;
         let stream = if stream == 1 { liar.stream.0 } else { stream };
@@ -319,12 +322,12 @@ async fn between(
 ) {
     while let Some(outside) = outer.accept().await {
         let inside = inner.open().await.expect("opens");
-        let channel::Circuit {
+        let channel::CircuitEnds {
             sender: out_sender,
             receiver: out_receiver,
             ..
         } = outside;
-        let channel::Circuit {
+        let channel::CircuitEnds {
             sender: in_sender,
             receiver: in_receiver,
             ..

@@ -17,7 +17,7 @@ use hoplite_wire::cell::{
 
 /// One circuit of it.
 pub(crate) struct Raw {
-    pub(crate) circuit: channel::Circuit,
+    pub(crate) circuit: channel::CircuitEnds,
     pub(crate) layers: ClientLayers,
 }
 
@@ -25,25 +25,25 @@ pub(crate) struct Raw {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
     /// A message of a hop, counted from 0, with the digest after it.
-    Message(usize, relay::Command, StreamId, Vec<u8>, [u8; 20]),
+    Message(usize, relay::RelayCommand, StreamId, Vec<u8>, [u8; 20]),
     Destroyed(DestroyReason),
     /// The channel has closed, or the circuit without a word.
     Gone,
 }
 
-pub(crate) async fn send(circuit: &mut channel::Circuit, cell: Cell) {
+pub(crate) async fn send(circuit: &mut channel::CircuitEnds, cell: Cell) {
     let ready = soon(poll_fn(|cx| circuit.sender.poll_ready(cx))).await;
     if ready.is_ok() {
         circuit.sender.send(cell);
     }
 }
 
-pub(crate) async fn answer(circuit: &mut channel::Circuit) -> Option<Cell> {
+pub(crate) async fn answer(circuit: &mut channel::CircuitEnds) -> Option<Cell> {
     soon(poll_fn(|cx| circuit.receiver.poll_recv(cx))).await
 }
 
 /// The body of a relay cell in the clear.
-pub(crate) fn body(command: relay::Command, stream: u16, data: &[u8]) -> BytesMut {
+pub(crate) fn body(command: relay::RelayCommand, stream: u16, data: &[u8]) -> BytesMut {
     let mut body = BytesMut::zeroed(BODY);
     let fixed = body.as_mut().try_into().expect("a body");
     relay::write(fixed, command, StreamId(stream), data).expect("fits");
@@ -84,7 +84,8 @@ impl Raw {
     pub(crate) async fn extend(&mut self, to: &path::Relay, congestion_control: bool) {
         let (state, skin) = skin(to, congestion_control);
         self.ask_to_extend(Command::RELAY_EARLY, to, &skin).await;
-        let Heard::Message(_, relay::Command::EXTENDED2, _, data, _) = self.hear().await else {
+        let Heard::Message(_, relay::RelayCommand::EXTENDED2, _, data, _) = self.hear().await
+        else {
             panic!("not extended");
         };
         let created = Created2::parse(&data).expect("EXTENDED2");
@@ -103,7 +104,7 @@ impl Raw {
         let mut data = Vec::new();
         extend.write(&mut data);
         let last = self.layers.len() - 1;
-        let cell = self.seal(cell, last, body(relay::Command::EXTEND2, 0, &data));
+        let cell = self.seal(cell, last, body(relay::RelayCommand::EXTEND2, 0, &data));
         send(&mut self.circuit, cell).await;
     }
 
@@ -123,7 +124,7 @@ impl Raw {
     }
 
     /// Says something to the last hop.
-    pub(crate) async fn say(&mut self, command: relay::Command, stream: u16, data: &[u8]) {
+    pub(crate) async fn say(&mut self, command: relay::RelayCommand, stream: u16, data: &[u8]) {
         let last = self.layers.len() - 1;
         let cell = self.seal(Command::RELAY, last, body(command, stream, data));
         self.send(cell).await;
@@ -157,7 +158,7 @@ impl Raw {
         loop {
             match self.hear().await {
                 Heard::Message(_, command, stream, ..)
-                    if stream != StreamId::CIRCUIT || command == relay::Command::SENDME => {}
+                    if stream != StreamId::CIRCUIT || command == relay::RelayCommand::SENDME => {}
                 other => return other,
             }
         }

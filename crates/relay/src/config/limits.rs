@@ -25,9 +25,9 @@ pub struct Limits {
     pub waiting_per_client: usize,
     /// Unfinished QUIC handshakes on each shard with addresses that are not proven; above it clients prove theirs first (Retry, RFC 9000 §8.1.2), which
     /// costs them a round trip. 0: all do.
-    pub handshakes: usize,
+    pub unvalidated_handshakes: usize,
     /// Unfinished QUIC handshakes on each shard with one address (an IPv6 /56) that is not proven.
-    pub handshakes_per_client: usize,
+    pub unvalidated_handshakes_per_client: usize,
     /// Open requests (tunnels) of all clients; each holds a socket.
     pub requests: usize,
     /// Open requests of one client; more are answered 429.
@@ -101,8 +101,8 @@ impl Default for Limits {
             connections_per_client: 4_096,
             waiting: 8_192,
             waiting_per_client: 1_024,
-            handshakes: 128,
-            handshakes_per_client: 32,
+            unvalidated_handshakes: 128,
+            unvalidated_handshakes_per_client: 32,
             requests: 262_144,
             requests_per_client: 32_768,
             udp_tunnels: 0,

@@ -43,8 +43,8 @@ pub(crate) struct Room {
 impl UnvalidatedHandshakes {
     pub(crate) fn new(limits: &Limits, fallen: Arc<AtomicBool>) -> Self {
         Self {
-            all: limits.handshakes,
-            of_client: limits.handshakes_per_client,
+            all: limits.unvalidated_handshakes,
+            of_client: limits.unvalidated_handshakes_per_client,
             fallen,
             state: Arc::default(),
         }
@@ -93,8 +93,8 @@ mod tests {
     #[test]
     fn forged_addresses_find_no_more_room_than_there_is_and_none_keeps_it() {
         let limits = Limits {
-            handshakes: 4,
-            handshakes_per_client: 3,
+            unvalidated_handshakes: 4,
+            unvalidated_handshakes_per_client: 3,
             ..Limits::default()
         };
         let fallen = Arc::default();

@@ -14,7 +14,7 @@ use std::{
 use hoplite_channel::{self as link, Origin, Share, Shares};
 use hoplite_onion::{
     channel::{
-        AdmittedStream, Channel, Circuit, CircuitBacklog, Closed, Receiver, Sender, Waiting,
+        AdmittedStream, Channel, CircuitBacklog, CircuitEnds, Closed, Receiver, Sender, Waiting,
     },
     relay::Requester,
 };
@@ -109,15 +109,15 @@ impl AdmittedChannel {
 }
 
 impl Channel for AdmittedChannel {
-    fn open(&self) -> Waiting<'_, Result<Circuit, Closed>> {
+    fn open(&self) -> Waiting<'_, Result<CircuitEnds, Closed>> {
         Channel::open(&self.channel)
     }
 
-    fn open_for<'a>(&'a self, origin: &'a Origin) -> Waiting<'a, Result<Circuit, Closed>> {
+    fn open_for<'a>(&'a self, origin: &'a Origin) -> Waiting<'a, Result<CircuitEnds, Closed>> {
         Channel::open_for(&self.channel, origin)
     }
 
-    fn accept(&self) -> Waiting<'_, Option<Circuit>> {
+    fn accept(&self) -> Waiting<'_, Option<CircuitEnds>> {
         Box::pin(async {
             loop {
                 let circuit = self.channel.accept().await?;
@@ -184,13 +184,13 @@ impl Drop for Streaming {
     }
 }
 
-fn held(circuit: link::Circuit, admitted: Admitted, busy: Option<Busy>) -> Circuit {
+fn held(circuit: link::Circuit, admitted: Admitted, busy: Option<Busy>) -> CircuitEnds {
     let Admitted {
         quota,
         share,
         origin,
     } = admitted;
-    Circuit {
+    CircuitEnds {
         id: circuit.id,
         sender: Box::new(Outward {
             sender: circuit.sender,

@@ -15,7 +15,7 @@ use hoplite_wire::{
     template::PathError,
 };
 
-use super::{Alive, Shared, client_stream, dns, ip, splice, udp};
+use super::{Alive, Shared, client_stream, dns, ip_flow, splice, udp};
 use crate::{
     ConfigError,
     admission::{AdmittedBy, AdmittedClient, NotAdmitted},
@@ -212,8 +212,8 @@ impl Job {
         let opened = async {
             let place = shared
                 .quotas
-                .packets(quota)
-                .map_err(|_| Failure::Limited(Limit::Packets))?;
+                .ip_flow(quota)
+                .map_err(|_| Failure::Limited(Limit::IpFlows))?;
             let queries = shared.quotas.queries(quota);
             let opened = shared
                 .ip
@@ -231,7 +231,7 @@ impl Job {
         shared.metrics.request(Method::connect_ip, "ok");
         let _up = Up::new(&shared.metrics.tunnels_open.ip);
         let account = self.client_connection.is_none().then_some(self.account);
-        ip::carry(&shared, (quota.pace(), account), opened, self.exchange).await;
+        ip_flow::carry(&shared, (quota.pace(), account), opened, self.exchange).await;
         Ok(())
     }
 }

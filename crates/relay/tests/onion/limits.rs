@@ -254,7 +254,7 @@ async fn channels_without_circuits_are_closed_after_their_time_and_those_with_so
 
 #[tokio::test]
 async fn channels_over_quic_prove_their_address_where_the_relay_asks_for_it() {
-    let relays = [(); 2].map(|()| relay(|config| config.limits.handshakes = 0));
+    let relays = [(); 2].map(|()| relay(|config| config.limits.unvalidated_handshakes = 0));
     let target = targets::tcp_echo().await;
     let onion = client(path(&relays), How::Quic);
     let stream = open(&onion, target, &Terms::default()).await;

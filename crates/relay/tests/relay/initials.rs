@@ -39,8 +39,8 @@ async fn forged_initials_take_no_place_from_whoever_is_at_the_address() {
 #[tokio::test]
 async fn a_flood_of_forged_initials_is_answered_by_retries_and_honest_clients_are_served() {
     let relay = relay(|config| {
-        config.limits.handshakes = 10;
-        config.limits.handshakes_per_client = 5;
+        config.limits.unvalidated_handshakes = 10;
+        config.limits.unvalidated_handshakes_per_client = 5;
         config.limits.shards = 1;
     });
     let at = relay.addresses()[0];
@@ -65,7 +65,7 @@ async fn a_flood_of_forged_initials_is_answered_by_retries_and_honest_clients_ar
 #[tokio::test]
 async fn one_forged_address_has_its_share_of_the_unproven_and_others_go_on_without_proof() {
     let relay = relay(|config| {
-        config.limits.handshakes_per_client = 5;
+        config.limits.unvalidated_handshakes_per_client = 5;
         config.limits.shards = 1;
     });
     let at = relay.addresses()[0];
@@ -81,7 +81,7 @@ async fn one_forged_address_has_its_share_of_the_unproven_and_others_go_on_witho
 #[tokio::test]
 async fn forged_handshakes_that_fail_at_once_find_no_more_room_than_others() {
     let relay = relay(|config| {
-        config.limits.handshakes = 10;
+        config.limits.unvalidated_handshakes = 10;
         config.limits.shards = 1;
     });
     let at = relay.addresses()[0];
@@ -99,7 +99,7 @@ async fn forged_handshakes_that_fail_at_once_find_no_more_room_than_others() {
 #[tokio::test]
 async fn nothing_of_a_flood_is_left_when_it_is_over() {
     let relay = relay(|config| {
-        config.limits.handshakes = 4;
+        config.limits.unvalidated_handshakes = 4;
         config.limits.handshake = Duration::from_secs(1);
         config.limits.shards = 1;
     });
@@ -127,7 +127,7 @@ async fn nothing_of_a_flood_is_left_when_it_is_over() {
 
 #[tokio::test]
 async fn a_relay_that_asks_everybody_for_proof_serves_everybody() {
-    let relay = relay(|config| config.limits.handshakes = 0);
+    let relay = relay(|config| config.limits.unvalidated_handshakes = 0);
     let client = connect(&relay).await;
     assert_eq!(client.status(tcp(targets::tcp_echo().await)).await, 200);
     assert!(metric(&relay, "retries_total") >= 1.0);

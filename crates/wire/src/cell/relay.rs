@@ -25,7 +25,7 @@ numbers! {
     /// A relay command: what a relay message is. tor-spec: "The relay commands"; later ones from the specifications that they name.
     /// Three places of `onion` act on it: a relay's `relay::driver` (`here`), a client's `client::circuit` (`relay`), and for streams at
     /// either end `endpoint::Endpoint` (`handle`).
-    pub struct Command(u8) {
+    pub struct RelayCommand(u8) {
         /// Opens a stream to a target.
         BEGIN = 1,
         /// Bytes of a stream.
@@ -106,7 +106,7 @@ impl StreamId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// What the message is.
-    pub command: Command,
+    pub command: RelayCommand,
     /// Zero if the body is decrypted; else chance.
     pub recognized: u16,
     /// The stream that it is about.
@@ -122,7 +122,7 @@ impl Header {
     pub const fn read(body: &[u8; BODY]) -> Self {
         let [command, r0, r1, s0, s1, d0, d1, d2, d3, l0, l1, ..] = *body;
         Self {
-            command: Command(command),
+            command: RelayCommand(command),
             recognized: u16::from_be_bytes([r0, r1]),
             stream: StreamId(u16::from_be_bytes([s0, s1])),
             digest: [d0, d1, d2, d3],
@@ -159,7 +159,7 @@ impl Header {
 /// [`Malformed`] if there are more than [`DATA`] bytes of data; then nothing is written.
 pub fn write<'a>(
     body: &'a mut [u8; BODY],
-    command: Command,
+    command: RelayCommand,
     stream: StreamId,
     data: &[u8],
 ) -> Result<&'a mut [u8], Malformed> {
@@ -219,7 +219,7 @@ pub enum Message<'a> {
     /// Padding.
     Drop,
     /// "If the relay command is not understood, the cell must be dropped and ignored."
-    Unknown(Command, &'a [u8]),
+    Unknown(RelayCommand, &'a [u8]),
 }
 
 impl<'a> Message<'a> {
@@ -227,45 +227,45 @@ impl<'a> Message<'a> {
     ///
     /// # Errors
     /// [`Malformed`] as the message's own type says.
-    pub fn parse(command: Command, data: &'a [u8]) -> Result<Self, Malformed> {
+    pub fn parse(command: RelayCommand, data: &'a [u8]) -> Result<Self, Malformed> {
         Ok(match command {
-            Command::BEGIN => Self::Begin(Begin::parse(data)?),
-            Command::BEGIN_DIR => Self::BeginDir,
-            Command::DATA => Self::Data(data),
-            Command::END => Self::End(End::parse(data)),
-            Command::CONNECTED => Self::Connected(Connected::parse(data)?),
-            Command::SENDME => Self::Sendme(Sendme::parse(data)?),
-            Command::XON => Self::Xon(Xon::parse(data)?),
-            Command::XOFF => Self::Xoff(Xoff::parse(data)?),
-            Command::EXTEND2 => Self::Extend2(Extend2::parse(data)?),
-            Command::EXTENDED2 => Self::Extended2(Extended2::parse(data)?),
-            Command::TRUNCATE => Self::Truncate,
-            Command::TRUNCATED => Self::Truncated(Truncated::parse(data)?),
-            Command::RESOLVE => Self::Resolve(Resolve::parse(data)?),
-            Command::RESOLVED => Self::Resolved(Resolved::parse(data)?),
-            Command::DROP => Self::Drop,
+            RelayCommand::BEGIN => Self::Begin(Begin::parse(data)?),
+            RelayCommand::BEGIN_DIR => Self::BeginDir,
+            RelayCommand::DATA => Self::Data(data),
+            RelayCommand::END => Self::End(End::parse(data)),
+            RelayCommand::CONNECTED => Self::Connected(Connected::parse(data)?),
+            RelayCommand::SENDME => Self::Sendme(Sendme::parse(data)?),
+            RelayCommand::XON => Self::Xon(Xon::parse(data)?),
+            RelayCommand::XOFF => Self::Xoff(Xoff::parse(data)?),
+            RelayCommand::EXTEND2 => Self::Extend2(Extend2::parse(data)?),
+            RelayCommand::EXTENDED2 => Self::Extended2(Extended2::parse(data)?),
+            RelayCommand::TRUNCATE => Self::Truncate,
+            RelayCommand::TRUNCATED => Self::Truncated(Truncated::parse(data)?),
+            RelayCommand::RESOLVE => Self::Resolve(Resolve::parse(data)?),
+            RelayCommand::RESOLVED => Self::Resolved(Resolved::parse(data)?),
+            RelayCommand::DROP => Self::Drop,
             _ => Self::Unknown(command, data),
         })
     }
 
     /// Its command.
-    pub const fn command(&self) -> Command {
+    pub const fn command(&self) -> RelayCommand {
         match self {
-            Self::Begin(_) => Command::BEGIN,
-            Self::BeginDir => Command::BEGIN_DIR,
-            Self::Data(_) => Command::DATA,
-            Self::End(_) => Command::END,
-            Self::Connected(_) => Command::CONNECTED,
-            Self::Sendme(_) => Command::SENDME,
-            Self::Xon(_) => Command::XON,
-            Self::Xoff(_) => Command::XOFF,
-            Self::Extend2(_) => Command::EXTEND2,
-            Self::Extended2(_) => Command::EXTENDED2,
-            Self::Truncate => Command::TRUNCATE,
-            Self::Truncated(_) => Command::TRUNCATED,
-            Self::Resolve(_) => Command::RESOLVE,
-            Self::Resolved(_) => Command::RESOLVED,
-            Self::Drop => Command::DROP,
+            Self::Begin(_) => RelayCommand::BEGIN,
+            Self::BeginDir => RelayCommand::BEGIN_DIR,
+            Self::Data(_) => RelayCommand::DATA,
+            Self::End(_) => RelayCommand::END,
+            Self::Connected(_) => RelayCommand::CONNECTED,
+            Self::Sendme(_) => RelayCommand::SENDME,
+            Self::Xon(_) => RelayCommand::XON,
+            Self::Xoff(_) => RelayCommand::XOFF,
+            Self::Extend2(_) => RelayCommand::EXTEND2,
+            Self::Extended2(_) => RelayCommand::EXTENDED2,
+            Self::Truncate => RelayCommand::TRUNCATE,
+            Self::Truncated(_) => RelayCommand::TRUNCATED,
+            Self::Resolve(_) => RelayCommand::RESOLVE,
+            Self::Resolved(_) => RelayCommand::RESOLVED,
+            Self::Drop => RelayCommand::DROP,
             Self::Unknown(command, _) => *command,
         }
     }

@@ -43,7 +43,7 @@ fn commands_are_those_of_the_specifications() {
         (42, "PADDING_NEGOTIATED"),
     ];
     let later = [(43, "XOFF"), (44, "XON")];
-    let ours: Vec<_> = Command::KNOWN
+    let ours: Vec<_> = RelayCommand::KNOWN
         .iter()
         .map(|(known, name)| (known.0, *name))
         .collect();
@@ -77,7 +77,7 @@ fn reasons_of_a_streams_end_are_those_of_the_specification() {
 #[test]
 fn a_message_stands_in_its_cell_as_specified() {
     let mut body = [0xee; BODY];
-    let padding = write(&mut body, Command::DATA, StreamId(0x0102), b"hello").unwrap();
+    let padding = write(&mut body, RelayCommand::DATA, StreamId(0x0102), b"hello").unwrap();
     assert_eq!(padding.len(), DATA - 5 - 4);
     padding.fill(0x99);
     assert_eq!(body[..11], [2, 0, 0, 1, 2, 0, 0, 0, 0, 0, 5]);
@@ -88,7 +88,7 @@ fn a_message_stands_in_its_cell_as_specified() {
     body[RECOGNIZED_AT + 1] = 7;
     let header = Header::read(&body);
     let wanted = Header {
-        command: Command::DATA,
+        command: RelayCommand::DATA,
         recognized: 7,
         stream: StreamId(0x0102),
         digest: [0xd1, 0xd2, 0xd3, 0xd4],
@@ -102,12 +102,17 @@ fn a_message_stands_in_its_cell_as_specified() {
 fn a_full_message_leaves_no_padding_and_one_byte_more_is_refused() {
     let mut body = [0; BODY];
     for bytes in DATA - 5..=DATA {
-        let random = write(&mut body, Command::DATA, StreamId(1), &[7; DATA][..bytes]);
+        let random = write(
+            &mut body,
+            RelayCommand::DATA,
+            StreamId(1),
+            &[7; DATA][..bytes],
+        );
         assert_eq!(random.unwrap().len(), usize::from(bytes == DATA - 5));
         assert_eq!(Header::read(&body).data(&body).unwrap().len(), bytes);
     }
     let before = body;
-    let refused = write(&mut body, Command::DATA, StreamId(1), &[7; DATA + 1]);
+    let refused = write(&mut body, RelayCommand::DATA, StreamId(1), &[7; DATA + 1]);
     assert_eq!(refused, Err(Malformed("length of a relay message")));
     assert_eq!(body, before);
 }
@@ -317,9 +322,9 @@ fn an_error_is_the_only_answer() {
 #[test]
 fn messages_without_a_body_ignore_what_stands_there() {
     for (command, wanted) in [
-        (Command::BEGIN_DIR, Message::BeginDir),
-        (Command::TRUNCATE, Message::Truncate),
-        (Command::DROP, Message::Drop),
+        (RelayCommand::BEGIN_DIR, Message::BeginDir),
+        (RelayCommand::TRUNCATE, Message::Truncate),
+        (RelayCommand::DROP, Message::Drop),
     ] {
         let parsed = Message::parse(command, b"anything").unwrap();
         assert_eq!(parsed, wanted);
@@ -344,7 +349,7 @@ fn there_and_back(message: &Message<'_>) -> Result<(), TestCaseError> {
 proptest! {
     #[test]
     fn headers_are_read_back(command: u8, recognized: u16, stream: u16, digest: [u8; 4], length: u16) {
-        let header = Header { command: Command(command), recognized, stream: StreamId(stream), digest, length };
+        let header = Header { command: RelayCommand(command), recognized, stream: StreamId(stream), digest, length };
         let mut body = [0x5a; BODY];
         header.write(&mut body);
         prop_assert_eq!(Header::read(&body), header);
@@ -381,12 +386,12 @@ proptest! {
         let specifiers = vec![LinkSpecifier::Ed25519(identity), LinkSpecifier::Rsa(digest)];
         let create = Create2 { handshake: crate::cell::circuit::HandshakeType::NTOR_V3, data: &bytes };
         there_and_back(&Message::Extend2(Extend2 { specifiers, create }))?;
-        there_and_back(&Message::Unknown(Command::INTRODUCE1, &bytes))?;
+        there_and_back(&Message::Unknown(RelayCommand::INTRODUCE1, &bytes))?;
     }
 
     #[test]
     fn any_bytes_are_read_without_a_panic(command: u8, bytes: Vec<u8>) {
-        drop(Message::parse(Command(command), &bytes));
-        drop(Message::parse(Command(command % 45), &bytes));
+        drop(Message::parse(RelayCommand(command), &bytes));
+        drop(Message::parse(RelayCommand(command % 45), &bytes));
     }
 }

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// The way to targets.
-pub(super) struct Exit {
+pub(super) struct ExitOverlay {
     egress: Arc<Egress>,
     quotas: Arc<Quotas>,
     metrics: Arc<Metrics>,
@@ -35,7 +35,7 @@ pub(super) struct Exit {
 #[derive(Debug)]
 pub(super) struct NextRelays(pub(super) Arc<Egress>);
 
-impl Exit {
+impl ExitOverlay {
     pub(super) fn new(egress: Arc<Egress>, quotas: Arc<Quotas>, metrics: Arc<Metrics>) -> Self {
         Self {
             egress,
@@ -62,7 +62,7 @@ impl Exit {
     }
 }
 
-impl Overlay for Exit {
+impl Overlay for ExitOverlay {
     fn open_stream<'a>(&'a self, target: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
         Box::pin(async {
             let requester = self.quotas.placed();
@@ -105,9 +105,9 @@ impl Overlay for Exit {
     }
 }
 
-impl Admit for Exit {
+impl Admit for ExitOverlay {
     fn admits(&self, address: SocketAddr) -> bool {
-        self.egress.permits(address)
+        self.egress.permits_address(address)
     }
 
     fn admits_name(&self, name: &str, port: u16) -> bool {
@@ -143,8 +143,8 @@ fn error(failure: Failure) -> Error {
     }
 }
 
-impl fmt::Debug for Exit {
+impl fmt::Debug for ExitOverlay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Exit").finish_non_exhaustive()
+        f.debug_struct("ExitOverlay").finish_non_exhaustive()
     }
 }

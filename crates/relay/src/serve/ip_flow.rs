@@ -131,7 +131,7 @@ impl Open {
                 return;
             }
         };
-        if !self.shared.egress.permits(passed.to) {
+        if !self.shared.egress.permits_address(passed.to) {
             dropped.policy.inc();
         } else if !self.admits(packet.len(), passed.is_icmp) {
             dropped.rate.inc();
