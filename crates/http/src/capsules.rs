@@ -23,7 +23,7 @@ const READ_BUDGET: usize = 32;
 pub(crate) enum Dropped {
     /// It is badly laid out.
     Malformed,
-    /// Its context id is not 0 (RFC 9298 §4).
+    /// Its context id is none that the sink knows (RFC 9298 §4).
     UnknownContext,
 }
 
@@ -34,6 +34,8 @@ pub(crate) enum Refused {
     Forwarding,
     /// One of IP proxying.
     Ip,
+    /// One of bound UDP.
+    Bound,
 }
 
 /// The stream is a malformed message (RFC 9297 §3.3), for this reason.
@@ -44,7 +46,11 @@ pub(crate) struct Malformed(pub(crate) &'static str);
 pub(crate) fn datagram(value: Bytes, sink: &dyn DatagramSink, dropped: impl FnOnce(Dropped)) {
     match http_datagram::udp(value) {
         Udp::Payload(payload) => sink.push(payload),
-        Udp::UnknownContext => dropped(Dropped::UnknownContext),
+        Udp::Context(context, content) => {
+            if !sink.push_in(context, content) {
+                dropped(Dropped::UnknownContext);
+            }
+        }
         Udp::Malformed => dropped(Dropped::Malformed),
     }
 }
@@ -71,6 +77,12 @@ pub(crate) fn deliver(
                 dropped(Dropped::Malformed);
             }
             (sink.ip_capsule(capsule), Refused::Ip)
+        }
+        Item::Bound(capsule) => {
+            if capsule.is_err() {
+                dropped(Dropped::Malformed);
+            }
+            (sink.bound_capsule(capsule), Refused::Bound)
         }
     };
     match told {
@@ -132,6 +144,7 @@ impl Refused {
         Malformed(match self {
             Self::Forwarding => "a capsule of forwarded mode",
             Self::Ip => "a capsule of IP proxying",
+            Self::Bound => "a capsule of bound UDP",
         })
     }
 }

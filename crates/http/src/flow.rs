@@ -7,7 +7,7 @@ use std::{
 };
 
 use hoplite_overlay::Batch;
-use hoplite_wire::{connect_ip, forwarding, h3::Code};
+use hoplite_wire::{bound_udp, connect_ip, forwarding, h3::Code, http_datagram::UDP_HEAD};
 
 use crate::{HttpError, HttpVersion, h1, h2, h3};
 
@@ -54,14 +54,19 @@ impl Flow {
 
     /// Sends what there is room for now and drops the rest.
     pub fn send(&self, batch: Batch<'_>) -> Sent {
+        self.send_behind(UDP_HEAD, batch)
+    }
+
+    /// As [`send`](Self::send), in another context: `head` is its id and what its format puts before each payload.
+    pub fn send_behind(&self, head: &[u8], batch: Batch<'_>) -> Sent {
         let accepted = match self {
-            Self::H3(flow) => flow.send(batch),
-            Self::H2(flow) => flow.send(batch),
+            Self::H3(flow) => flow.send_behind(head, batch),
+            Self::H2(flow) => flow.send_behind(head, batch),
             Self::H1(flow) => return flow.send(batch),
         };
         let lost = batch.payloads().count().saturating_sub(accepted);
-        let is_too_large =
-            lost > 0 && self.version().is_over_quic() && batch.segment > self.max_payload();
+        let most = (self.max_payload() + UDP_HEAD.len()).saturating_sub(head.len());
+        let is_too_large = lost > 0 && self.version().is_over_quic() && batch.segment > most;
         let (full, too_large) = if is_too_large { (0, lost) } else { (lost, 0) };
         Sent {
             accepted,
@@ -103,6 +108,15 @@ impl Flow {
         }
     }
 
+    /// Sends a capsule of bound UDP, behind what waits. `false`: there is no room, or the flow has ended.
+    pub fn send_bound_capsule(&self, capsule: &bound_udp::Capsule) -> bool {
+        match self {
+            Self::H3(flow) => flow.send_bound_capsule(capsule),
+            Self::H2(flow) => flow.send_bound_capsule(capsule),
+            Self::H1(_) => false,
+        }
+    }
+
     /// Resolves when the peer has ended the flow.
     ///
     /// # Errors
@@ -127,7 +141,7 @@ impl Flow {
         }
     }
 
-    /// Breaks the flow off: the peer broke a rule of forwarded mode or of IP proxying.
+    /// Breaks the flow off: the peer broke a rule of forwarded mode, of IP proxying or of bound UDP.
     pub fn reset_for_breach(&self) {
         match self {
             Self::H3(flow) => flow.reset(Code::DATAGRAM_ERROR),

@@ -1,12 +1,12 @@
 //! Where the UDP payloads of a CONNECT-UDP request, or the IP packets of a CONNECT-IP request, go as they arrive, over all versions
-//! alike, and capsules of forwarded mode and of IP proxying.
+//! alike, and capsules of forwarded mode, of IP proxying and of bound UDP.
 //! The client's flow and the relay's target socket implement it; a session's driver calls it.
 
 use std::ops::ControlFlow;
 
 use bytes::Bytes;
 use hoplite_wire::{
-    connect_ip,
+    bound_udp, connect_ip,
     forwarding::{Capsule, Malformed},
 };
 
@@ -14,6 +14,12 @@ use hoplite_wire::{
 pub trait DatagramSink: Send + Sync {
     /// One UDP payload, or one IP packet.
     fn push(&self, payload: Bytes);
+
+    /// What came in another context than that of CONNECT-UDP itself, and whether the sink knows that context; what it does not is counted.
+    fn push_in(&self, context: u64, content: Bytes) -> bool {
+        drop((context, content));
+        false
+    }
 
     /// Nothing more for now: what was pushed should leave.
     fn flush(&self);
@@ -24,6 +30,7 @@ pub trait DatagramSink: Send + Sync {
         drop(capsule);
         ControlFlow::Continue(())
     }
+
     /// A capsule of IP proxying, in order among what came on the request stream. Elsewhere than in CONNECT-IP it is an unknown
     /// capsule: dropped. `Break` ends the flow as a malformed message (RFC 9297 §3.3), and nothing more is read.
     fn ip_capsule(
@@ -31,6 +38,15 @@ pub trait DatagramSink: Send + Sync {
         capsule: Result<connect_ip::Capsule, connect_ip::Malformed>,
     ) -> ControlFlow<()> {
         drop(capsule);
+        ControlFlow::Continue(())
+    }
+
+    /// A capsule of bound UDP, in order among what came on the request stream. Elsewhere it is an unknown capsule: dropped. `Break` ends the
+    /// flow as a malformed message, and nothing more is read.
+    fn bound_capsule(
+        &self,
+        _capsule: Result<bound_udp::Capsule, bound_udp::Malformed>,
+    ) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 }

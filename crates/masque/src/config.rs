@@ -36,6 +36,8 @@ pub struct Config {
     pub forwarded_ids: usize,
     /// Whether small payloads that answer a download wait a little for each other where they share packets.
     pub gather: bool,
+    /// Whether programs' UDP has one address at the last relay for all its targets, if that relay has such flows.
+    pub bound_udp: bool,
     /// How large packets to the first relay are.
     pub pad: Pad,
     /// What the last relay is shown of where the client is, by the word of the first.
@@ -85,6 +87,7 @@ impl Default for Config {
             transform: Transform::Scramble,
             forwarded_ids: 64,
             gather: true,
+            bound_udp: false,
             pad: Pad::Off,
             region: ShownRegion::None,
             zone: None,

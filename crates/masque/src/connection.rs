@@ -3,6 +3,7 @@
 
 use std::{
     future::pending,
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -233,6 +234,26 @@ impl Connection {
         Ok((flow, lease, forwarder))
     }
 
+    /// A flow of bound UDP, once the relay has agreed, and the addresses that it has. What arrives goes to `sink`.
+    pub(crate) async fn bound(
+        self: Arc<Self>,
+        head: &RequestHead,
+        sink: Arc<dyn DatagramSink>,
+    ) -> Result<(Arc<Flow>, Vec<SocketAddr>, Lease), Error> {
+        let lease = self.lease();
+        let mut exchange = self.request(head).await?;
+        let response = exchange.response().await?;
+        let opened = self.opened(&response);
+        // A relay that knows nothing of it sees a target that it cannot read.
+        if response.status == 400 {
+            return Err(not_bound());
+        }
+        opened?;
+        let addresses = response.bound().ok_or_else(not_bound)?;
+        let flow = exchange.datagrams(sink);
+        Ok((Arc::new(flow), addresses, lease))
+    }
+
     /// A flow of IP packets, once the relay has agreed. They go to `sink`.
     pub(crate) async fn packets(
         self: Arc<Self>,
@@ -327,6 +348,14 @@ impl Connection {
         self.flows.fetch_add(1, Ordering::Relaxed);
         Lease(self.clone())
     }
+}
+
+/// The relay has no addresses for its clients.
+fn not_bound() -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        "asking a relay for a UDP flow with a public address",
+    )
 }
 
 /// The pause after this one, if any.

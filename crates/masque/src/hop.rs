@@ -2,25 +2,27 @@
 //! A path is a chain of hops; each is dialled through the one before. RFC 9110 §9.3.6, RFC 9298 §3, RFC 9484 §4, RFC 8441, RFC 9220; names by
 //! RFC 8484 §4.1.
 
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use hoplite_crypto::Token;
 use hoplite_http::accepted;
 use hoplite_link::{Dialer, Pad, Peer};
 use hoplite_overlay::{
-    Datagrams, Error, ErrorKind, Isolation, Opening, Overlay, Packets, Reason, Stream, Terms,
-    names::look_up,
+    Bound, Datagrams, Error, ErrorKind, Isolation, Opening, Overlay, Packets, Reason, Stream,
+    Terms, names::look_up,
 };
 use hoplite_wire::{
     HostName, RequestHead, ResponseHead, Target, Template, connect_ip::Scope, dns,
     privacy_pass::PrivateToken, tuning::Agreed,
 };
+use parking_lot::Mutex;
+use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use crate::{
-    Config, Mode, Passed, connection::Connection, forward::Negotiation, gather::Gather,
-    packets::PacketTunnel, pool::Pool, told::Told, tunnel::Tunnel,
+    Config, Mode, Passed, bound::BoundTunnel, connection::Connection, forward::Negotiation,
+    gather::Gather, packets::PacketTunnel, pool::Pool, told::Told, tunnel::Tunnel,
 };
 
 /// What a client must know to use a relay.
@@ -59,7 +61,12 @@ pub struct Hop {
     shared: bool,
     /// The client's region, which the relay is shown if it is the last.
     told: Option<Arc<Told>>,
+    /// Until then the relay is not asked for a flow of bound UDP: it has none.
+    unbound: Arc<Mutex<Option<Instant>>>,
 }
+
+/// How long a relay is not asked again for what it has not.
+const ASK_AGAIN: Duration = Duration::from_secs(600);
 
 impl Hop {
     /// The hop `number` (the first is 0) of a path, reached through `below`.
@@ -97,6 +104,7 @@ impl Hop {
             negotiation: Arc::new(negotiation),
             shared: number == 0,
             told,
+            unbound: Arc::default(),
         })
     }
 
@@ -132,7 +140,7 @@ impl Hop {
     }
 
     /// How long to wait after this many failures before it is dialled again.
-    pub(crate) fn pause(&self, failures: u32) -> std::time::Duration {
+    pub(crate) fn pause(&self, failures: u32) -> Duration {
         self.config.redial_pause * (1 << failures.min(5))
     }
 
@@ -230,6 +238,15 @@ impl Hop {
         }
     }
 
+    async fn bound(&self, terms: &Terms) -> Result<BoundTunnel, Error> {
+        let queue = self.config.datagram_queue;
+        self.ask(terms, |connection| async move {
+            let head = self.located(self.credentials.bind());
+            BoundTunnel::open(connection, &head, queue).await
+        })
+        .await
+    }
+
     async fn packets(&self, scope: &Scope, terms: &Terms) -> Result<PacketTunnel, Error> {
         let head = self.credentials.connect_ip(scope);
         let queue = self.config.datagram_queue;
@@ -315,6 +332,27 @@ impl Overlay for Hop {
         })
     }
 
+    fn open_bound<'a>(&'a self, terms: &'a Terms) -> Opening<'a, Arc<dyn Bound>> {
+        Box::pin(async move {
+            let doing = "opening a UDP flow with a public address";
+            let known = self
+                .unbound
+                .lock()
+                .is_some_and(|until| Instant::now() < until);
+            if known || !self.config.bound_udp {
+                return Err(Error::new(ErrorKind::Unsupported, doing));
+            }
+            let terms = self.terms(terms);
+            let opened = terms.run(doing, self.bound(&terms)).await;
+            if let Err(error) = &opened
+                && error.kind() == ErrorKind::Unsupported
+            {
+                *self.unbound.lock() = Some(Instant::now() + ASK_AGAIN);
+            }
+            Ok(Arc::new(opened?) as Arc<dyn Bound>)
+        })
+    }
+
     fn open_packets<'a>(
         &'a self,
         scope: &'a Scope,
@@ -374,6 +412,13 @@ impl Credentials {
     /// A UDP flow. The template is a resource of the relay's own, hence Authorization (RFC 9298 §7).
     fn connect_udp(&self, target: &Target) -> RequestHead {
         let head = RequestHead::connect_udp(self.authority.clone(), self.template.expand(target));
+        self.authorized(head, "authorization")
+    }
+
+    /// A UDP flow with an address of its own, for whatever targets.
+    fn bind(&self) -> RequestHead {
+        let path = self.template.expand_any();
+        let head = RequestHead::connect_udp(self.authority.clone(), path).with_bind();
         self.authorized(head, "authorization")
     }
 

@@ -63,6 +63,14 @@ impl Inbox {
         }
     }
 
+    /// As [`Self::wake`], if there is something.
+    pub(crate) fn wake_if_any(&self) {
+        let mut state = self.lock();
+        let reader = (!state.queue.is_empty()).then(|| state.reader.take());
+        drop(state);
+        reader.flatten().into_iter().for_each(Waker::wake);
+    }
+
     /// No more will come: the reader gets what is left, then `error`.
     pub(crate) fn end(&self, error: Error) {
         self.lock().ended.get_or_insert(error);

@@ -4,6 +4,7 @@
 //! # Not in this room
 //! How a hop is dialled and authenticated (`link`), how HTTP is spoken (`http`), what a relay permits (`relay`).
 
+mod bound;
 mod config;
 mod connection;
 mod forward;

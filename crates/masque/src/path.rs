@@ -5,7 +5,9 @@
 use std::{fmt, net::IpAddr, sync::Arc};
 
 use hoplite_link::Pad;
-use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Packets, Stream, Terms};
+use hoplite_overlay::{
+    Bound, Datagrams, Error, ErrorKind, Opening, Overlay, Packets, Stream, Terms,
+};
 use hoplite_wire::{Target, connect_ip::Scope};
 use parking_lot::Mutex;
 use tracing::warn;
@@ -145,6 +147,11 @@ impl Overlay for Path {
     fn query<'a>(&'a self, message: &'a [u8], terms: &'a Terms) -> Opening<'a, Vec<u8>> {
         let terms = self.spares.terms(terms);
         Box::pin(async move { self.last.query(message, &terms).await })
+    }
+
+    fn open_bound<'a>(&'a self, terms: &'a Terms) -> Opening<'a, Arc<dyn Bound>> {
+        let terms = self.spares.terms(terms);
+        Box::pin(async move { self.last.open_bound(&terms).await })
     }
 
     fn open_packets<'a>(
@@ -325,6 +332,10 @@ impl Overlay for Paths {
 
     fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
         Box::pin(self.open(move |path| async move { path.resolve(name, terms).await }))
+    }
+
+    fn open_bound<'a>(&'a self, terms: &'a Terms) -> Opening<'a, Arc<dyn Bound>> {
+        Box::pin(self.open(move |path| async move { path.open_bound(terms).await }))
     }
 
     fn open_packets<'a>(

@@ -1,7 +1,8 @@
 //! The SOCKS5 front end: one session for each connection of a program. CONNECT and UDP ASSOCIATE; names stay names;
 //! user name and password are the isolation token, whatever they are. RFC 1928, RFC 1929; the codec is `wire::socks`.
 //!
-//! We do not serve BIND, because no overlay accepts connections at its far end.
+//! We do not serve BIND, because no overlay accepts connections at its far end. Where the overlay has UDP sockets there, an association has one:
+//! then all its targets see one address, and others may write to it.
 
 use std::{
     cell::RefCell,
@@ -15,7 +16,8 @@ use std::{
 };
 
 use hoplite_overlay::{
-    Batch, Datagrams, Error, ErrorKind, Isolation, Reason, direct::udp::enlarge_buffers,
+    Batch, Bound, Datagrams, Error, ErrorKind, Isolation, Reason, Terms,
+    direct::udp::enlarge_buffers,
 };
 use hoplite_wire::{
     Host, Target,
@@ -238,6 +240,7 @@ struct Association {
     context: Arc<ProxyContext>,
     socket: Arc<Socket>,
     isolation: Isolation,
+    far: Arc<FarSocket>,
     /// The address of the program's TCP connection.
     peer: IpAddr,
     /// That connection rests while datagrams move.
@@ -266,6 +269,7 @@ impl Association {
             context: Arc::clone(context),
             socket: Arc::new(Socket::bind(program.local_addr()?).await?),
             isolation,
+            far: Arc::default(),
             peer,
             last_use: program.last_use(),
             port: announced_port(announced, peer),
@@ -336,6 +340,7 @@ impl Association {
         let flow = AssociationFlow {
             context: Arc::clone(&self.context),
             socket: Arc::clone(&self.socket),
+            far: Arc::clone(&self.far),
             program,
             header: view.header.into(),
             sender: sender.clone(),
@@ -387,6 +392,7 @@ type FlowSender = datagrams::FlowSender<()>;
 struct AssociationFlow {
     context: Arc<ProxyContext>,
     socket: Arc<Socket>,
+    far: Arc<FarSocket>,
     /// Where the program receives.
     program: SocketAddr,
     /// Stands in front of every answer: the target in the very form in which it was asked for.
@@ -417,8 +423,31 @@ impl AssociationFlow {
         isolation: Isolation,
     ) -> Result<Box<dyn Datagrams>, Error> {
         let terms = self.context.terms(isolation);
+        if let Some(socket) = self.far.socket(self, &terms).await?
+            && let Some(peer) = self.peer(&*socket, target, &terms).await?
+        {
+            return Ok(socket.with(peer));
+        }
         let opening = self.context.overlay.open_datagrams(target, &terms);
         terms.run("opening a datagram flow", opening).await
+    }
+
+    /// The target's address, if the socket at the far end reaches it.
+    async fn peer(
+        &self,
+        socket: &dyn Bound,
+        target: &Target,
+        terms: &Terms,
+    ) -> Result<Option<SocketAddr>, Error> {
+        let found = match &target.host {
+            Host::Ip(ip) => vec![*ip],
+            Host::Name(name) => {
+                let resolving = self.context.overlay.resolve(name.as_str(), terms);
+                terms.run("resolving a name", resolving).await?
+            }
+        };
+        let reached = found.into_iter().find(|ip| socket.reaches(*ip));
+        Ok(reached.map(|ip| SocketAddr::new(ip, target.port)))
     }
 
     fn deliver(&self, batch: Batch<'_>, sending: &mut Vec<u8>) {
@@ -468,6 +497,107 @@ impl ProgramSide for AssociationFlow {
             let contents = train.get(..got.len).unwrap_or_default();
             let segment = got.segment.max(1);
             self.deliver(Batch { contents, segment }, sending);
+            Poll::Ready(Ok(()))
+        })
+    }
+}
+
+/// An association's socket at the far end of the overlay: opened for its first flow, and anew when it is lost.
+#[derive(Debug, Default)]
+struct FarSocket(tokio::sync::Mutex<Far>);
+
+#[derive(Debug, Default)]
+enum Far {
+    #[default]
+    Unasked,
+    /// The overlay has none: each target has a flow of its own.
+    None,
+    Open(Arc<dyn Bound>, Listening),
+}
+
+/// Hands what strangers send to the program; ends when it is dropped.
+#[derive(Debug)]
+struct Listening(AbortHandle);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl FarSocket {
+    /// The socket, or that there is none.
+    async fn socket(
+        &self,
+        flow: &AssociationFlow,
+        terms: &Terms,
+    ) -> Result<Option<Arc<dyn Bound>>, Error> {
+        let mut far = self.0.lock().await;
+        match &*far {
+            Far::None => return Ok(None),
+            Far::Open(socket, _) if socket.is_open() => return Ok(Some(Arc::clone(socket))),
+            Far::Open(..) | Far::Unasked => {}
+        }
+        *far = match flow.context.overlay.open_bound(terms).await {
+            Ok(socket) => {
+                let strangers = Strangers {
+                    context: Arc::clone(&flow.context),
+                    socket: Arc::clone(&flow.socket),
+                    program: flow.program,
+                    far: Arc::clone(&socket),
+                };
+                let listening = Listening(tokio::spawn(strangers.listen()).abort_handle());
+                Far::Open(socket, listening)
+            }
+            Err(error) if is_lasting(error.kind()) => Far::None,
+            Err(error) => return Err(error),
+        };
+        match &*far {
+            Far::Open(socket, _) => Ok(Some(Arc::clone(socket))),
+            Far::None | Far::Unasked => Ok(None),
+        }
+    }
+}
+
+/// Whether asking again would not help.
+fn is_lasting(kind: ErrorKind) -> bool {
+    !matches!(
+        kind,
+        ErrorKind::EntryUnreachable | ErrorKind::PathFailed | ErrorKind::TimedOut
+    )
+}
+
+/// What comes to a socket at the far end from those that the program has no flow with.
+struct Strangers {
+    context: Arc<ProxyContext>,
+    socket: Arc<Socket>,
+    program: SocketAddr,
+    far: Arc<dyn Bound>,
+}
+
+impl Strangers {
+    async fn listen(self) {
+        loop {
+            for _ in 0..RECEIVE_BUDGET {
+                if poll_fn(|cx| self.poll_deliver(cx)).await.is_err() {
+                    return;
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn poll_deliver(&self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        with_scratch(|Scratch { received, sending }| {
+            let buffer = received.get_mut(..TRAIN).unwrap_or_default();
+            let (len, peer) = ready!(self.far.poll_recv_from(cx, buffer))?;
+            let payload = buffer.get(..len).unwrap_or_default();
+            let mut header = Vec::new();
+            Endpoint::from(peer).emit_datagram_header(&mut header);
+            let one = std::iter::once(payload);
+            let dropped = self.socket.send(self.program, &header, one, sending);
+            self.context.counters.datagrams_dropped.add(dropped);
+            self.context.counters.bytes_down.add(len);
             Poll::Ready(Ok(()))
         })
     }

@@ -1,9 +1,10 @@
-//! Flows of datagrams and of IP packets through an overlay: batches out, batches in, in the shape that UDP_SEGMENT and UDP_GRO use.
+//! Flows of datagrams and of IP packets, and UDP sockets at the far end of an overlay: batches out, batches in, in the shape that UDP_SEGMENT and UDP_GRO use.
 
 use std::{
     fmt,
     future::poll_fn,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -112,6 +113,42 @@ impl dyn Datagrams + '_ {
     /// The flow's final error.
     pub async fn recv(&self, buf: &mut [u8]) -> Result<Received, Error> {
         poll_fn(|cx| self.poll_recv(cx, buf)).await
+    }
+}
+
+/// A UDP socket at the far end of an overlay. One task receives what comes from those that no flow is with: the last waker wins.
+/// Dropping it and its flows closes it.
+pub trait Bound: fmt::Debug + Send + Sync {
+    /// The addresses and ports by which others know it; at most one of each family that it reaches.
+    fn addresses(&self) -> Vec<SocketAddr>;
+
+    /// The flow with one peer, which is of a family of [`Self::addresses`]. Of two with the same peer the newer one receives.
+    fn with(self: Arc<Self>, peer: SocketAddr) -> Box<dyn Datagrams>;
+
+    /// Fills `buf` with one payload of somebody that no flow is with, and says who. A payload larger than `buf` is dropped.
+    fn poll_recv_from(
+        &self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<Result<(usize, SocketAddr), Error>>;
+
+    /// Whether it still stands; if not, another one has another address.
+    fn is_open(&self) -> bool;
+}
+
+impl dyn Bound + '_ {
+    /// Whether a peer is of a family that it reaches.
+    pub fn reaches(&self, peer: IpAddr) -> bool {
+        let own = self.addresses();
+        own.iter().any(|own| own.is_ipv4() == peer.is_ipv4())
+    }
+
+    /// Receives one payload of somebody that no flow is with.
+    ///
+    /// # Errors
+    /// It is closed.
+    pub async fn recv_from(&self, buf: &mut [u8]) -> Result<(usize, SocketAddr), Error> {
+        poll_fn(|cx| self.poll_recv_from(cx, buf)).await
     }
 }
 

@@ -1,6 +1,7 @@
 //! The overlay that is none: flows leave by this device's own sockets.
 //! The only place in the workspace that opens a socket towards a target or asks the system for a name.
 
+pub mod bound;
 pub mod echo;
 pub mod resolver;
 pub mod rights;
@@ -22,6 +23,7 @@ use hoplite_wire::{
 use rustix::io::Errno;
 
 pub use self::{
+    bound::BoundUdp,
     echo::{EchoFlow, EchoSettings, echo_is_permitted},
     resolver::{Fixed, Resolver, System},
     tcp::{KeepAlive, Silence, TcpFlow, connect_socket, connect_socket_from},

@@ -19,9 +19,9 @@ pub mod names;
 mod stream;
 mod terms;
 
-use std::{fmt, future::Future, net::IpAddr, pin::Pin};
+use std::{fmt, future::Future, net::IpAddr, pin::Pin, sync::Arc};
 
-pub use datagrams::{Batch, Datagrams, End, Packets, Received};
+pub use datagrams::{Batch, Bound, Datagrams, End, Packets, Received};
 pub use direct::Direct;
 pub use error::{Error, ErrorKind, Reason};
 use hoplite_wire::{Target, connect_ip::Scope};
@@ -57,6 +57,17 @@ pub trait Overlay: fmt::Debug + Send + Sync {
         _terms: &'a Terms,
     ) -> Opening<'a, Box<dyn Packets>> {
         Box::pin(async { Err(datagrams::unsupported()) })
+    }
+
+    /// Opens a UDP socket at the far end, whose address is the same for all whom it sends to and hears. Overlays that have none answer
+    /// [`ErrorKind::Unsupported`].
+    fn open_bound<'a>(&'a self, _terms: &'a Terms) -> Opening<'a, Arc<dyn Bound>> {
+        Box::pin(async {
+            Err(Error::new(
+                ErrorKind::Unsupported,
+                "opening a UDP socket at the far end",
+            ))
+        })
     }
 
     /// Asks the far end's resolver with a DNS message (RFC 1035), whose id should be 0; the answer is a message too, with the

@@ -14,6 +14,7 @@ use ipnet::{IpNet, Ipv6Net};
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
+mod bound_udp;
 mod directory;
 mod fleet;
 mod forwarding;
@@ -23,6 +24,7 @@ mod onion;
 mod pool;
 mod text;
 
+pub use bound_udp::BoundUdp;
 pub use directory::Directory;
 pub use fleet::Fleet;
 pub use forwarding::Forwarding;
@@ -63,6 +65,8 @@ pub struct Config {
     pub fleet: Option<Fleet>,
     /// Whether clients' packets may pass the connection by.
     pub forwarding: Forwarding,
+    /// Whether UDP flows may have a public address of their own.
+    pub bound_udp: BoundUdp,
     /// Whether IP packets are carried.
     pub ip: Ip,
     /// Whether circuits are carried.
@@ -326,6 +330,7 @@ impl Default for Config {
             tunnel: Tunnel::default(),
             fleet: None,
             forwarding: Forwarding::default(),
+            bound_udp: BoundUdp::default(),
             ip: Ip::default(),
             onion: Onion::default(),
             limits: Limits::default(),
@@ -359,6 +364,7 @@ impl Config {
         self.limits.check()?;
         self.fleet.as_ref().map_or(Ok(()), Fleet::check)?;
         self.forwarding.check()?;
+        self.bound_udp.check(&self.egress)?;
         self.ip.check()?;
         self.onion.check(self.auth.is_closed())?;
         self.directory.check(&self.listen)?;

@@ -34,10 +34,11 @@ use crate::{
     resolve::{Found, ResolveError, Resolver},
 };
 
+mod bound;
 mod pools;
 
-pub(crate) use self::pools::Lots;
-use self::pools::Pools;
+pub(crate) use self::{bound::Bound, pools::Lots};
+use self::{bound::BoundSockets, pools::Pools};
 
 /// How long a negative answer of ours may be kept, in seconds.
 const NEGATIVE: u32 = 300;
@@ -48,6 +49,7 @@ pub(crate) struct Egress {
     policy: Policy,
     resolver: Resolver,
     pools: Pools,
+    bound: BoundSockets,
     patience: Duration,
 }
 
@@ -67,6 +69,7 @@ impl Egress {
             policy: Policy::new(config, listen, local),
             resolver: Resolver::new(&config.egress.resolver, config.limits.resolve),
             pools: Pools::new(&config.egress),
+            bound: BoundSockets::new(config),
             patience: config.limits.connect,
         }
     }

@@ -291,6 +291,7 @@ impl Shared {
             name: config.name.clone(),
             limits: config.limits.clone(),
             forwarding: config.forwarding.clone(),
+            bound_udp: config.bound_udp.clone(),
             templates: Templates::new(&config.masque)?,
             egress,
             geofeed: config.ingress.read_geofeed()?,

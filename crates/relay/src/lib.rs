@@ -8,6 +8,7 @@
 //! keys and tokens (`crypto`), sockets towards targets (`overlay::direct`), files and signals (the binary).
 
 mod admission;
+mod bound;
 pub mod config;
 mod egress;
 mod failure;

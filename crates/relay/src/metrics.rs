@@ -92,6 +92,8 @@ pub struct ByMethod<T> {
     pub tcp: T,
     /// CONNECT-UDP.
     pub udp: T,
+    /// CONNECT-UDP with a public address.
+    pub bound_udp: T,
     /// CONNECT-IP.
     pub ip: T,
 }
@@ -109,6 +111,12 @@ pub struct Drops {
     pub too_large_for_client: Count,
     /// Above the bandwidth limit.
     pub bandwidth: Count,
+    /// Of bound UDP: the policy refuses the peer, or it is none.
+    pub policy: Count,
+    /// Of bound UDP: more targets of one flow than it may have.
+    pub targets: Count,
+    /// Of bound UDP: the client has no context for who sent it.
+    pub unasked: Count,
     /// The target's host said that nobody listens, or it cannot be reached.
     pub unreachable: Count,
 }
@@ -152,6 +160,8 @@ pub enum Method {
     connect_tcp,
     /// A UDP tunnel.
     connect_udp,
+    /// A UDP tunnel with a public address.
+    bound_udp,
     /// A flow of IP packets.
     connect_ip,
     /// A stream of a circuit to a target.
@@ -340,6 +350,7 @@ impl Registrar {
         ByMethod {
             tcp: of(Method::connect),
             udp: of(Method::connect_udp),
+            bound_udp: of(Method::bound_udp),
             ip: of(Method::connect_ip),
         }
     }
@@ -351,6 +362,7 @@ impl Registrar {
         ByMethod {
             tcp: of(Method::connect),
             udp: of(Method::connect_udp),
+            bound_udp: of(Method::bound_udp),
             ip: of(Method::connect_ip),
         }
     }
@@ -364,6 +376,9 @@ impl Registrar {
             client_full: of("client_full"),
             too_large_for_client: of("too_large_for_client"),
             bandwidth: of("bandwidth"),
+            policy: of("policy"),
+            targets: of("targets"),
+            unasked: of("unasked"),
             unreachable: of("unreachable"),
         }
     }

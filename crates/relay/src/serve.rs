@@ -24,6 +24,7 @@ use crate::{
     onion::Onion,
 };
 
+pub(crate) mod bound;
 pub(crate) mod client_stream;
 pub(crate) mod connection;
 pub(crate) mod dns;
@@ -43,6 +44,7 @@ pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) limits: Limits,
     pub(crate) forwarding: crate::config::Forwarding,
+    pub(crate) bound_udp: crate::config::BoundUdp,
     pub(crate) templates: Templates,
     pub(crate) egress: Arc<Egress>,
     /// Where clients are.

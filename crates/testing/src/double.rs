@@ -13,12 +13,16 @@ use std::{
     any::Any,
     fmt,
     net::IpAddr,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll},
 };
 
 use hoplite_overlay::{
-    Batch, Datagrams, End, Error, ErrorKind, Opening, Overlay, Packets, Received, Stream, Terms,
+    Batch, Bound, Datagrams, End, Error, ErrorKind, Opening, Overlay, Packets, Received, Stream,
+    Terms,
 };
 use hoplite_wire::{Target, connect_ip::Scope};
 
@@ -169,6 +173,10 @@ impl Overlay for Double {
             (Some(said), below) => said(below, name, terms),
             (None, below) => below.resolve(name, terms),
         }
+    }
+
+    fn open_bound<'a>(&'a self, terms: &'a Terms) -> Opening<'a, Arc<dyn Bound>> {
+        self.below().open_bound(terms)
     }
 
     fn open_packets<'a>(

@@ -8,8 +8,9 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::{
-    connect_ip,
+    bound_udp, connect_ip,
     forwarding::{Capsule, Malformed},
+    http_datagram::UDP_HEAD,
     varint::{self, HeadReader},
 };
 
@@ -27,6 +28,8 @@ pub enum Item {
     Forwarding(Result<Capsule, Malformed>),
     /// A capsule about addresses or routes.
     Ip(Result<connect_ip::Capsule, connect_ip::Malformed>),
+    /// A capsule about a context of bound UDP.
+    Bound(Result<bound_udp::Capsule, bound_udp::Malformed>),
 }
 
 /// Cuts a data stream into capsules and hands out those that somebody here understands.
@@ -58,7 +61,7 @@ impl Default for State {
 
 impl CapsuleReader {
     /// The next capsule out of `input`. `None` when all of `input` is taken and more is needed.
-    /// A value that came in one piece is not copied. A capsule of forwarded mode or IP proxying that is larger than any
+    /// A value that came in one piece is not copied. A capsule of forwarded mode, IP proxying or bound UDP that is larger than any
     /// can be, or than we keep, is told as malformed when its head is there, and skipped.
     pub fn next(&mut self, input: &mut Bytes) -> Option<Item> {
         loop {
@@ -115,6 +118,7 @@ impl CapsuleReader {
             DATAGRAM => Some(MAX_DATAGRAM),
             _ if Capsule::is_kind(kind) => Some(Capsule::LARGEST),
             _ if connect_ip::Capsule::is_kind(kind) => Some(connect_ip::Capsule::LARGEST),
+            _ if bound_udp::Capsule::is_kind(kind) => Some(bound_udp::Capsule::LARGEST),
             _ => None,
         };
         let fits = usize::try_from(length)
@@ -153,12 +157,15 @@ impl CapsuleReader {
 
 /// What a kept value says.
 fn item(kind: u64, value: Bytes) -> Item {
-    match kind {
-        DATAGRAM => Item::Datagram(value),
-        _ => match connect_ip::Capsule::parse(kind, value.clone()) {
-            Some(capsule) => Item::Ip(capsule),
-            None => Item::Forwarding(Capsule::parse(kind, value).unwrap_or(Err(Malformed))),
-        },
+    if kind == DATAGRAM {
+        return Item::Datagram(value);
+    }
+    if let Some(capsule) = connect_ip::Capsule::parse(kind, value.clone()) {
+        return Item::Ip(capsule);
+    }
+    match bound_udp::Capsule::parse(kind, value.clone()) {
+        Some(capsule) => Item::Bound(capsule),
+        None => Item::Forwarding(Capsule::parse(kind, value).unwrap_or(Err(Malformed))),
     }
 }
 
@@ -166,6 +173,8 @@ fn item(kind: u64, value: Bytes) -> Item {
 fn malformed(kind: u64) -> Item {
     if connect_ip::Capsule::is_kind(kind) {
         Item::Ip(Err(connect_ip::Malformed))
+    } else if bound_udp::Capsule::is_kind(kind) {
+        Item::Bound(Err(bound_udp::Malformed))
     } else {
         Item::Forwarding(Err(Malformed))
     }
@@ -173,14 +182,22 @@ fn malformed(kind: u64) -> Item {
 
 /// Writes a DATAGRAM capsule with context id 0 around a UDP payload.
 pub fn write_udp(out: &mut impl BufMut, payload: &[u8]) {
+    write_datagram(out, UDP_HEAD, payload);
+}
+
+/// Writes a DATAGRAM capsule: a context id and what its format puts before a payload, and the payload.
+pub fn write_datagram(out: &mut impl BufMut, head: &[u8], payload: &[u8]) {
     varint::write(out, DATAGRAM);
-    varint::write(out, (payload.len() as u64).saturating_add(1));
-    varint::write(out, 0);
+    varint::write(out, head.len().saturating_add(payload.len()) as u64);
+    out.put_slice(head);
     out.put_slice(payload);
 }
 
+/// How many bytes [`write_datagram`] takes at most around head and payload.
+pub const OVERHEAD: usize = 9;
+
 /// How many bytes [`write_udp`] takes around a payload at most.
-pub const UDP_OVERHEAD: usize = 10;
+pub const UDP_OVERHEAD: usize = OVERHEAD + UDP_HEAD.len();
 
 /// A capsule of any type, for tests.
 #[cfg(test)]
@@ -290,6 +307,35 @@ mod tests {
                 Item::Ip(Ok(connect_ip::Capsule::RouteAdvertisement(vec![])))
             );
             assert_eq!((items.len(), reader.take_oversized()), (5, 0));
+            assert!(reader.is_between_capsules());
+        }
+    }
+
+    #[test]
+    fn capsules_of_bound_udp_stand_in_order_among_datagrams() {
+        let bytes = [
+            raw(0x11, &[2, 0]),
+            raw(DATAGRAM, b"a"),
+            raw(0x12, b""),
+            raw(0x11, &[7; bound_udp::Capsule::LARGEST + 1]),
+            raw(0x13, &[2]),
+        ]
+        .concat();
+        let refused = Item::Bound(Err(bound_udp::Malformed));
+        let assign = bound_udp::Capsule::Assign {
+            context: 2,
+            peer: None,
+        };
+        let wanted = [
+            Item::Bound(Ok(assign)),
+            Item::Datagram(Bytes::from_static(b"a")),
+            refused.clone(),
+            refused,
+            Item::Bound(Ok(bound_udp::Capsule::Close { context: 2 })),
+        ];
+        for piece in [1, 3, usize::MAX] {
+            let (items, reader) = read_items(&bytes, piece);
+            assert_eq!(items, wanted);
             assert!(reader.is_between_capsules());
         }
     }

@@ -2,7 +2,7 @@
 //! The transforms themselves are cryptography (`hoplite_crypto::Transform`).
 //! draft-ietf-masque-quic-proxy (its code points are provisional); what a proxy may know of QUIC: RFC 8999.
 
-mod field;
+pub(crate) mod field;
 
 use std::{fmt, ops::Deref, time::Duration};
 

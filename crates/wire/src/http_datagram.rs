@@ -12,6 +12,9 @@ use crate::varint;
 /// The context id of plain UDP payloads.
 pub const UDP_CONTEXT: u64 = 0;
 
+/// The same as it stands before a payload.
+pub const UDP_HEAD: &[u8] = &[0];
+
 /// The largest quarter of a stream id: "The largest legal value of the Quarter Stream ID field is 2^60 − 1."
 pub const MAX_QUARTER: u64 = (1 << 60) - 1;
 
@@ -26,8 +29,8 @@ pub fn split(mut datagram: Bytes) -> Option<(u64, Bytes)> {
 pub enum Udp {
     /// A UDP payload.
     Payload(Bytes),
-    /// "If an HTTP Datagram is received with a context ID that is unknown, it MUST be dropped or kept for a while": dropped here.
-    UnknownContext,
+    /// What an extension knows. "If an HTTP Datagram is received with a context ID that is unknown, it MUST be dropped or kept for a while".
+    Context(u64, Bytes),
     /// It ends within its context id.
     Malformed,
 }
@@ -36,20 +39,19 @@ pub enum Udp {
 pub fn udp(mut datagram: Bytes) -> Udp {
     match varint::read(&mut datagram) {
         Some(UDP_CONTEXT) => Udp::Payload(datagram),
-        Some(_) => Udp::UnknownContext,
+        Some(context) => Udp::Context(context, datagram),
         None => Udp::Malformed,
     }
 }
 
-/// How many bytes [`write_udp_head`] writes for this stream.
-pub const fn udp_overhead(stream: u64) -> usize {
-    varint::len(stream / 4).saturating_add(1)
+/// How many bytes [`write_stream`] writes for this stream.
+pub const fn overhead(stream: u64) -> usize {
+    varint::len(stream / 4)
 }
 
-/// Writes what stands before a UDP payload in a DATAGRAM frame.
-pub fn write_udp_head(out: &mut impl BufMut, stream: u64) {
+/// Writes what stands before the context id in a DATAGRAM frame.
+pub fn write_stream(out: &mut impl BufMut, stream: u64) {
     varint::write(out, stream / 4);
-    varint::write(out, UDP_CONTEXT);
 }
 
 #[cfg(test)]
@@ -68,7 +70,8 @@ mod tests {
 
     #[test]
     fn other_contexts_are_told_apart_from_broken_ones() {
-        assert_eq!(udp(Bytes::from_static(&[2, 1])), Udp::UnknownContext);
+        let one = Bytes::from_static(&[1]);
+        assert_eq!(udp(Bytes::from_static(&[2, 1])), Udp::Context(2, one));
         assert_eq!(udp(Bytes::from_static(&[0x80, 1])), Udp::Malformed);
         assert_eq!(udp(Bytes::from_static(&[0])), Udp::Payload(Bytes::new()));
     }
@@ -77,8 +80,9 @@ mod tests {
         #[test]
         fn what_was_written_is_read_back(quarter in 0..=MAX_QUARTER, payload: Vec<u8>) {
             let (stream, mut out) = (quarter * 4, Vec::new());
-            write_udp_head(&mut out, stream);
-            prop_assert_eq!(out.len(), udp_overhead(stream));
+            write_stream(&mut out, stream);
+            prop_assert_eq!(out.len(), overhead(stream));
+            out.extend_from_slice(UDP_HEAD);
             out.extend_from_slice(&payload);
             let (read, rest) = split(out.into()).expect("valid");
             prop_assert_eq!((read, udp(rest)), (stream, Udp::Payload(payload.into())));

@@ -1,9 +1,10 @@
-//! What goes over the wire: targets, relay descriptors, HTTP/3 frames, QPACK, capsules, HTTP datagrams, IP proxying, forwarded mode, SOCKS, QUIC frames, IP packets, DNS messages, geofeeds, Tor cells, Tor's directory documents.
+//! What goes over the wire: targets, relay descriptors, HTTP/3 frames, QPACK, capsules, HTTP datagrams, IP proxying, bound UDP, forwarded mode, SOCKS, QUIC frames, IP packets, DNS messages, geofeeds, Tor cells, Tor's directory documents.
 //! Each module names the specification and section that it implements.
 //!
 //! # Not in this room
 //! Keys and certificates (`crypto`), sockets and clocks (nobody here has any), HTTP/2 (crate `h2`).
 
+pub mod bound_udp;
 pub mod capsule;
 pub mod cell;
 pub mod connect_ip;

@@ -18,6 +18,10 @@ const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'_')
     .remove(b'~');
 
+/// What both variables are where there is no target; "the '*' character MUST be percent-encoded before sending".
+const ANY: u8 = b'*';
+const ANY_ENCODED: &str = "%2A";
+
 const WELL_KNOWN: &str = "/.well-known/masque/udp/{target_host}/{target_port}/";
 
 /// A checked template.
@@ -113,6 +117,27 @@ impl Template {
     /// # Errors
     /// See [`PathError`].
     pub fn match_path(&self, path: &str) -> Result<Target, PathError> {
+        let (host, port) = self.values(path)?;
+        read_target(host, port).ok_or(PathError::BadTarget)
+    }
+
+    /// The `:path` that asks for no target, or any: both variables are an asterisk, percent-encoded (bound UDP).
+    pub fn expand_any(&self) -> String {
+        let piece = |piece: &Piece| match piece {
+            Piece::Literal(text) => text.clone(),
+            Piece::Host | Piece::Port => ANY_ENCODED.into(),
+        };
+        self.pieces.iter().map(piece).collect()
+    }
+
+    /// Whether a `:path` asks for no target, or any.
+    pub fn is_any(&self, path: &str) -> bool {
+        let any = |text| percent_decode_str(text).eq([ANY]);
+        self.values(path)
+            .is_ok_and(|(host, port)| any(host) && any(port))
+    }
+
+    fn values<'a>(&self, path: &'a str) -> Result<(&'a str, &'a str), PathError> {
         let (mut rest, mut host, mut port) = (path, None, None);
         let mut pieces = self.pieces.iter().peekable();
         while let Some(piece) = pieces.next() {
@@ -130,9 +155,7 @@ impl Template {
             (*slot, rest) = (Some(value), tail);
         }
         match (host, port) {
-            (Some(host), Some(port)) if rest.is_empty() => {
-                read_target(host, port).ok_or(PathError::BadTarget)
-            }
+            (Some(host), Some(port)) if rest.is_empty() => Ok((host, port)),
             _ => Err(PathError::NoMatch),
         }
     }
@@ -372,6 +395,29 @@ mod tests {
                 "{path}"
             );
         }
+    }
+
+    #[test]
+    fn no_target_or_any_is_two_asterisks() {
+        for text in [WELL_KNOWN, "/x{?target_host,target_port}"] {
+            let template: Template = text.parse().expect("valid");
+            assert!(template.is_any(&template.expand_any()));
+        }
+        let template = Template::well_known();
+        assert_eq!(template.expand_any(), "/.well-known/masque/udp/%2A/%2A/");
+        for (values, any) in [
+            ("%2a/%2A", true),
+            ("*/*", true),
+            ("%2A/53", false),
+            ("192.0.2.1/%2A", false),
+            ("%2A%2A/%2A", false),
+            ("%252A/%252A", false),
+        ] {
+            let path = format!("/.well-known/masque/udp/{values}/");
+            assert_eq!(template.is_any(&path), any, "{values}");
+            assert_eq!(template.match_path(&path), Err(PathError::BadTarget));
+        }
+        assert!(!template.is_any("/.well-known/masque/tcp/%2A/%2A/"));
     }
 
     #[test]

@@ -3,15 +3,20 @@
 
 use std::{
     fmt,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll, ready},
 };
 
 use bytes::BytesMut;
 use hoplite_overlay::Batch;
 use hoplite_wire::{
-    capsule::{self, MAX_DATAGRAM, UDP_OVERHEAD},
+    bound_udp,
+    capsule::{self, MAX_DATAGRAM, OVERHEAD},
     connect_ip,
+    http_datagram::UDP_HEAD,
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, task::AbortHandle};
@@ -25,7 +30,12 @@ pub struct Flow {
     reader: AbortHandle,
     ended: watch::Receiver<Option<Result<(), H2Error>>>,
     max_payload: usize,
+    /// Bytes of capsules of bound UDP that wait beyond the send buffer, at most.
+    beyond: AtomicUsize,
 }
+
+/// How many such bytes may wait.
+const MAX_BEYOND: usize = 16 * 1024;
 
 impl Flow {
     pub(super) fn new(
@@ -44,6 +54,7 @@ impl Flow {
             reader: reader.abort_handle(),
             ended,
             max_payload,
+            beyond: AtomicUsize::new(0),
         }
     }
 
@@ -58,9 +69,14 @@ impl Flow {
 
     /// Sends `batch` if the send buffer has any room, and says how many payloads left; else it is dropped.
     pub fn send(&self, batch: Batch<'_>) -> usize {
+        self.send_behind(UDP_HEAD, batch)
+    }
+
+    /// As [`send`](Self::send), with `head` for the context id: another one, and what its format puts before each payload.
+    pub fn send_behind(&self, head: &[u8], batch: Batch<'_>) -> usize {
         let mut sender = self.sender();
-        if sender.room(size(batch)) > 0 {
-            return put(&mut sender, batch).unwrap_or(0);
+        if sender.room(size(head, batch)) > 0 {
+            return put(&mut sender, head, batch).unwrap_or(0);
         }
         sender.room(0);
         0
@@ -72,8 +88,8 @@ impl Flow {
     /// The stream was reset or the connection has failed.
     pub fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), H2Error>> {
         let mut sender = self.sender();
-        ready!(sender.poll_room(cx, size(batch)))?;
-        Poll::Ready(put(&mut sender, batch).map(drop))
+        ready!(sender.poll_room(cx, size(UDP_HEAD, batch)))?;
+        Poll::Ready(put(&mut sender, UDP_HEAD, batch).map(drop))
     }
 
     /// Sends a capsule of IP proxying, in order with the datagrams; `false` when the flow has ended. Such capsules are few: they do not
@@ -83,6 +99,23 @@ impl Flow {
         capsule.write(&mut bytes);
         let mut sender = self.sender();
         let sent = sender.put(bytes.freeze());
+        sent.is_ok()
+    }
+
+    /// Sends a capsule of bound UDP, in order with the datagrams; `false` when the flow has ended, or when as many wait beyond the send buffer
+    /// as may: a peer makes us answer.
+    pub fn send_bound_capsule(&self, capsule: &bound_udp::Capsule) -> bool {
+        let mut bytes = BytesMut::new();
+        capsule.write(&mut bytes);
+        let mut sender = self.sender();
+        if sender.room(bytes.len()) > 0 {
+            self.beyond.store(0, Ordering::Relaxed);
+        } else if self.beyond.fetch_add(bytes.len(), Ordering::Relaxed) > MAX_BEYOND {
+            sender.room(0);
+            return false;
+        }
+        let sent = sender.put(bytes.freeze());
+        sender.room(0);
         sent.is_ok()
     }
 
@@ -114,22 +147,22 @@ impl Drop for Flow {
 }
 
 /// What a batch takes as capsules, at most.
-fn size(batch: Batch<'_>) -> usize {
+fn size(head: &[u8], batch: Batch<'_>) -> usize {
     batch
         .payloads()
-        .map(|payload| payload.len() + UDP_OVERHEAD)
+        .map(|payload| payload.len() + head.len() + OVERHEAD)
         .sum()
 }
 
 /// Writes all of a batch, and gives back what was reserved beyond it.
-fn put(sender: &mut DataSender, batch: Batch<'_>) -> Result<usize, H2Error> {
-    let mut capsules = BytesMut::with_capacity(size(batch));
+fn put(sender: &mut DataSender, head: &[u8], batch: Batch<'_>) -> Result<usize, H2Error> {
+    let mut capsules = BytesMut::with_capacity(size(head, batch));
     let mut count = 0;
     for payload in batch
         .payloads()
-        .filter(|payload| payload.len() < MAX_DATAGRAM)
+        .filter(|payload| head.len() + payload.len() <= MAX_DATAGRAM)
     {
-        capsule::write_udp(&mut capsules, payload);
+        capsule::write_datagram(&mut capsules, head, payload);
         count += 1;
     }
     sender.put(capsules.freeze())?;

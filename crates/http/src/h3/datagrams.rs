@@ -276,6 +276,8 @@ const PER_DATAGRAM: usize = size_of::<Bytes>();
 /// A batch that is to become frames of one flow.
 #[derive(Clone, Copy)]
 pub(super) struct Frames<'a> {
+    /// What stands before each payload: a context id, and what its format adds.
+    pub(super) head: &'a [u8],
     pub(super) batch: Batch<'a>,
     pub(super) stream: u64,
 }
@@ -438,9 +440,13 @@ impl<'a> Frames<'a> {
             .max(1)
     }
 
+    fn overhead(&self) -> usize {
+        http_datagram::overhead(self.stream) + self.head.len()
+    }
+
     /// How many of the payloads, from the first, QUIC takes when it has `space` bytes left.
     fn fitting(&self, space: usize) -> usize {
-        let (count, head) = (self.count(), http_datagram::udp_overhead(self.stream));
+        let (count, head) = (self.count(), self.overhead());
         let each = self.batch.segment.max(1) + head + PER_DATAGRAM;
         let fitting = (space + PER_DATAGRAM) / each;
         if fitting + 1 != count {
@@ -452,14 +458,12 @@ impl<'a> Frames<'a> {
 
     /// The frames of the first `taken` payloads, all in one allocation.
     fn encode(&self, taken: usize) -> impl Iterator<Item = Bytes> + use<'a> {
-        let (segment, head) = (
-            self.batch.segment.max(1),
-            http_datagram::udp_overhead(self.stream),
-        );
+        let (segment, head) = (self.batch.segment.max(1), self.overhead());
         let bytes = self.batch.contents.len().min(taken * segment);
         let mut all = BytesMut::with_capacity(bytes + taken * head);
         for payload in self.batch.payloads().take(taken) {
-            http_datagram::write_udp_head(&mut all, self.stream);
+            http_datagram::write_stream(&mut all, self.stream);
+            all.extend_from_slice(self.head);
             all.extend_from_slice(payload);
         }
         let mut all = all.freeze();
@@ -470,6 +474,7 @@ impl<'a> Frames<'a> {
 #[cfg(test)]
 mod outbox_tests {
     use super::*;
+    use hoplite_wire::http_datagram::UDP_HEAD;
     use proptest::prelude::*;
 
     /// QUIC's own rule, one datagram at a time.
@@ -491,15 +496,15 @@ mod outbox_tests {
 
     proptest! {
         #[test]
-        fn never_more_is_handed_over_than_quic_has_room_for(contents in proptest::collection::vec(any::<u8>(), 0..2000), segment in 1_usize..700, space in 0_usize..4000, stream in 0_u64..1 << 20) {
-            let frames = Frames { batch: Batch { contents: &contents, segment }, stream: stream * 4 };
+        fn never_more_is_handed_over_than_quic_has_room_for(contents in proptest::collection::vec(any::<u8>(), 0..2000), segment in 1_usize..700, space in 0_usize..4000, stream in 0_u64..1 << 20, head in proptest::collection::vec(any::<u8>(), 1..28)) {
+            let frames = Frames { head: &head, batch: Batch { contents: &contents, segment }, stream: stream * 4 };
             prop_assert_eq!(frames.fitting(space), fitting_slowly(frames, space as isize));
         }
 
         #[test]
         fn frames_hold_the_payloads_in_order(contents in proptest::collection::vec(any::<u8>(), 0..2000), segment in 1_usize..700, stream in 0_u64..1 << 20) {
             let batch = Batch { contents: &contents, segment };
-            let frames = Frames { batch, stream: stream * 4 };
+            let frames = Frames { head: UDP_HEAD, batch, stream: stream * 4 };
             let expected: Vec<_> = batch.payloads().map(|payload| http_datagram::Udp::Payload(Bytes::copy_from_slice(payload))).collect();
             let read: Vec<_> = frames.encode(frames.count()).map(|frame| http_datagram::split(frame).expect("valid")).collect();
             prop_assert!(read.iter().all(|(id, _)| *id == stream * 4));

@@ -24,12 +24,12 @@ use bytes::{Bytes, BytesMut};
 use futures_util::task::AtomicWaker;
 use hoplite_overlay::Batch;
 use hoplite_wire::{
-    ResponseHead,
+    ResponseHead, bound_udp,
     capsule::{self, CapsuleReader, Item},
     connect_ip,
     forwarding::Capsule,
     h3::{self, Code},
-    http_datagram,
+    http_datagram::{self, UDP_HEAD},
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, task::AbortHandle, time::Instant};
@@ -72,7 +72,7 @@ impl Inbound {
         capsules::datagram(datagram, &*self.sink, |why| self.count(why));
     }
 
-    /// A capsule on the request stream; `Break`: the sink bears no more of them, and the stream ends with this code. One of IP proxying that is
+    /// A capsule on the request stream; `Break`: the sink bears no more of them, and the stream ends with this code. One of IP proxying or bound UDP that is
     /// broken is "a malformed or incomplete message" (RFC 9297 §3.3).
     fn item(&self, item: Item) -> ControlFlow<Code> {
         if matches!(item, Item::Datagram(_)) {
@@ -81,7 +81,9 @@ impl Inbound {
         match capsules::deliver(item, &*self.sink, |why| self.count(why)) {
             ControlFlow::Continue(()) => ControlFlow::Continue(()),
             ControlFlow::Break(Refused::Forwarding) => ControlFlow::Break(Code::DATAGRAM_ERROR),
-            ControlFlow::Break(Refused::Ip) => ControlFlow::Break(Code::MESSAGE_ERROR),
+            ControlFlow::Break(Refused::Ip | Refused::Bound) => {
+                ControlFlow::Break(Code::MESSAGE_ERROR)
+            }
         }
     }
 
@@ -247,7 +249,7 @@ impl Flow {
 
     /// The largest payload, in bytes, that is carried now. It grows and shrinks with the path MTU.
     pub fn max_payload(&self) -> usize {
-        match self.shared.frame_room() {
+        match self.shared.frame_room(UDP_HEAD) {
             Some(room) => room.max(ALWAYS_CARRIED),
             None => USUAL_UDP,
         }
@@ -255,7 +257,12 @@ impl Flow {
 
     /// Sends what there is room for now and drops the rest, the newest, which is counted. How many payloads were taken.
     pub fn send(&self, batch: Batch<'_>) -> usize {
-        match self.shared.send(batch, None) {
+        self.send_behind(UDP_HEAD, batch)
+    }
+
+    /// As [`send`](Self::send), with `head` for the context id: another one, and what its format puts before each payload.
+    pub fn send_behind(&self, head: &[u8], batch: Batch<'_>) -> usize {
+        match self.shared.send(head, batch, None) {
             Poll::Ready(taken) => taken,
             Poll::Pending => 0,
         }
@@ -269,6 +276,13 @@ impl Flow {
 
     /// Sends a capsule of IP proxying on the request stream, as [`send_capsule`](Self::send_capsule) does one of forwarded mode.
     pub fn send_ip_capsule(&self, capsule: &connect_ip::Capsule) -> bool {
+        let mut body = BytesMut::new();
+        capsule.write(&mut body);
+        self.send_control(data_frame(&body))
+    }
+
+    /// Sends a capsule of bound UDP on the request stream, as [`send_capsule`](Self::send_capsule) does one of forwarded mode.
+    pub fn send_bound_capsule(&self, capsule: &bound_udp::Capsule) -> bool {
         let mut body = BytesMut::new();
         capsule.write(&mut body);
         self.send_control(data_frame(&body))
@@ -297,7 +311,7 @@ impl Flow {
     /// The flow has ended.
     pub fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), H3Error>> {
         self.shared.check_open()?;
-        self.shared.send(batch, Some(cx)).map(|_| Ok(()))
+        self.shared.send(UDP_HEAD, batch, Some(cx)).map(|_| Ok(()))
     }
 
     /// Ready when [`Flow::poll_send`] will take a batch.
@@ -306,7 +320,7 @@ impl Flow {
     /// The flow has ended.
     pub fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<Result<(), H3Error>> {
         self.shared.check_open()?;
-        match self.shared.frame_room() {
+        match self.shared.frame_room(UDP_HEAD) {
             Some(_) => self.shared.ticket.inner().outbox.poll_ready(cx).map(Ok),
             None => self.shared.poll_sender(&self.shared.sender(), cx).map(Ok),
         }
@@ -350,8 +364,8 @@ impl Shared {
         }
     }
 
-    /// The largest payload of a frame; `None` when the flow goes over capsules.
-    fn frame_room(&self) -> Option<usize> {
+    /// The largest payload of a frame behind `head`; `None` when the flow goes over capsules.
+    fn frame_room(&self, head: &[u8]) -> Option<usize> {
         let inner = self.ticket.inner();
         let form = self.inbound.form.load(Ordering::Relaxed);
         let capsules = form == FORM_CAPSULES && inner.is_server();
@@ -359,11 +373,12 @@ impl Shared {
             return None;
         }
         let limit = inner.conn.max_datagram_size()?;
-        Some(limit.saturating_sub(http_datagram::udp_overhead(self.ticket.id())))
+        let overhead = http_datagram::overhead(self.ticket.id()) + head.len();
+        Some(limit.saturating_sub(overhead))
     }
 
-    fn mode(&self, largest: usize) -> SendMode {
-        let room = self.frame_room();
+    fn mode(&self, head: &[u8], largest: usize) -> SendMode {
+        let room = self.frame_room(head);
         // Without frames all of it is a stream, which QUIC sends again, and as fast as its control lets it.
         self.ticket.streams(room.is_none());
         match room {
@@ -384,10 +399,11 @@ impl Shared {
         self.order.holds(|| conn.rtt()) && !self.sender().has_pending()
     }
 
-    fn send(&self, batch: Batch<'_>, waiter: Option<&Context<'_>>) -> Poll<usize> {
-        match self.mode(batch.contents.len().min(batch.segment)) {
+    fn send(&self, head: &[u8], batch: Batch<'_>, waiter: Option<&Context<'_>>) -> Poll<usize> {
+        match self.mode(head, batch.contents.len().min(batch.segment)) {
             SendMode::Frames => {
                 let frames = Frames {
+                    head,
                     batch,
                     stream: self.ticket.id(),
                 };
@@ -396,19 +412,24 @@ impl Shared {
                     .outbox
                     .send(self.ticket.inner(), frames, waiter)
             }
-            SendMode::Capsules => self.send_capsules(batch, waiter),
+            SendMode::Capsules => self.send_capsules(head, batch, waiter),
             SendMode::TooLarge => {
                 let whole = batch.contents.len() / batch.segment.max(1);
                 add(&self.inbound.counters.too_large, whole);
                 match batch.contents.get(whole * batch.segment..) {
-                    Some(last) if !last.is_empty() => self.send(Batch::one(last), waiter),
+                    Some(last) if !last.is_empty() => self.send(head, Batch::one(last), waiter),
                     _ => Poll::Ready(0),
                 }
             }
         }
     }
 
-    fn send_capsules(&self, batch: Batch<'_>, waiter: Option<&Context<'_>>) -> Poll<usize> {
+    fn send_capsules(
+        &self,
+        head: &[u8],
+        batch: Batch<'_>,
+        waiter: Option<&Context<'_>>,
+    ) -> Poll<usize> {
         let mut sender = self.sender();
         let count = batch.payloads().count();
         if sender.has_pending() {
@@ -421,7 +442,7 @@ impl Shared {
             };
         }
         self.order.sent();
-        match sender.write_now(capsules(batch, count)) {
+        match sender.write_now(capsules(head, batch, count)) {
             Ok(true) => {}
             Ok(false) => self.drive.wake(),
             Err(_) => return Poll::Ready(0),
@@ -468,10 +489,11 @@ impl Shared {
 }
 
 /// A DATA frame with a DATAGRAM capsule for each payload.
-fn capsules(batch: Batch<'_>, count: usize) -> Bytes {
-    let mut body = BytesMut::with_capacity(batch.contents.len() + count * capsule::UDP_OVERHEAD);
+fn capsules(head: &[u8], batch: Batch<'_>, count: usize) -> Bytes {
+    let each = head.len() + capsule::OVERHEAD;
+    let mut body = BytesMut::with_capacity(batch.contents.len() + count * each);
     for payload in batch.payloads() {
-        capsule::write_udp(&mut body, payload);
+        capsule::write_datagram(&mut body, head, payload);
     }
     data_frame(&body)
 }

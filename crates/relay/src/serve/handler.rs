@@ -1,6 +1,6 @@
 //! One request from its head to its end: let in, read, opened, answered, carried. Nothing is looked up and nothing opened before it is let in.
 //! Each transport runs it in a task for each request; dropping the task closes the tunnel.
-//! Requests: CONNECT by RFC 9114 §4.4 and RFC 9113 §8.5, extended CONNECT by RFC 8441 and RFC 9220, connect-udp by RFC 9298 §2 and §3,
+//! Requests: CONNECT by RFC 9114 §4.4 and RFC 9113 §8.5, extended CONNECT by RFC 8441 and RFC 9220, connect-udp by RFC 9298 §2 and §3 and draft-ietf-masque-connect-udp-listen-13,
 //! connect-ip by RFC 9484 §4, connect-tcp by draft-ietf-httpbis-connect-tcp, DNS queries: see [`super::dns`].
 //! Answers: RFC 9110 §15, RFC 9298 §3.3 and §3.5, RFC 9484 §4.5, `Proxy-Status` by RFC 9209.
 
@@ -15,7 +15,7 @@ use hoplite_wire::{
     template::PathError,
 };
 
-use super::{Alive, Shared, client_stream, dns, ip_flow, splice, udp};
+use super::{Alive, Shared, bound, client_stream, dns, ip_flow, splice, udp};
 use crate::{
     ConfigError,
     admission::{AdmittedBy, AdmittedClient, NotAdmitted},
@@ -64,6 +64,7 @@ impl Job {
                 self.tcp(&target, capsules, &quota).await
             }
             Ok((Asked::Udp(target), quota, _buffer)) => self.udp(&target, &quota).await,
+            Ok((Asked::Bound, quota, _buffer)) => self.bound_udp(&quota).await,
             Ok((Asked::Ip(scope), quota, _buffer)) => self.ip(&scope, &quota).await,
             Ok((Asked::Dns(source), quota, _buffer)) => self.dns(source, &quota).await,
             Err(failure) => refuse(&shared, method, failure, self.exchange).await,
@@ -207,6 +208,36 @@ impl Job {
         Ok(())
     }
 
+    async fn bound_udp(mut self, quota: &QuotaGuard) -> Result<(), ClientGone> {
+        let shared = self.shared;
+        let method = Method::bound_udp;
+        let opened = async {
+            let sources = shared.egress.bound_sources(&origin(&self.lots, &self.head));
+            // Over HTTP/1.1 there is no way for the answers to capsules.
+            if sources.is_empty() || self.exchange.version() == HttpVersion::H1 {
+                return Err(Failure::Malformed);
+            }
+            // A port for each.
+            let places = sources.iter().map(|_| shared.quotas.udp(quota));
+            let places: Result<Vec<_>, _> = places.collect();
+            let places = places.map_err(|_| Failure::Limited(Limit::UdpTunnels))?;
+            let opened = shared.egress.bind(&sources).await;
+            opened.map(|opened| (opened, places))
+        };
+        let (opened, _places) = match opened.await {
+            Ok(opened) => opened,
+            Err(failure) => return refuse(&shared, method, failure, self.exchange).await,
+        };
+        let head = ResponseHead::new(200).with("capsule-protocol", "?1");
+        let head = located(head, self.region).with_bound(&opened.addresses());
+        self.exchange.respond(&head).await?;
+        shared.metrics.request(method, "ok");
+        let _up = Up::new(&shared.metrics.tunnels_open.bound_udp);
+        let account = self.client_connection.is_none().then_some(self.account);
+        bound::carry(&shared, (quota.pace(), account), opened, self.exchange).await;
+        Ok(())
+    }
+
     async fn ip(mut self, scope: &Scope, quota: &QuotaGuard) -> Result<(), ClientGone> {
         let shared = self.shared;
         let opened = async {
@@ -334,6 +365,8 @@ enum Asked {
     Tcp(Target, Option<Draft>),
     /// A UDP tunnel.
     Udp(Target),
+    /// A UDP tunnel with a public address.
+    Bound,
     /// A flow of IP packets.
     Ip(Scope),
     /// An answer to a DNS query.
@@ -400,8 +433,13 @@ fn tcp_by_template(
     target(&templates.tcp, path).map(|target| Asked::Tcp(target, Some(draft)))
 }
 
+/// One that has a target and asks for an address as well is served without: "would accept fallback to unextended UDP proxying to that target".
 fn udp(head: &RequestHead, templates: &Templates) -> Result<Asked, Failure> {
     let path = head.path.as_deref().ok_or(Failure::Malformed)?;
+    let any = || templates.udp.iter().any(|template| template.is_any(path));
+    if head.asks_to_bind() && any() {
+        return Ok(Asked::Bound);
+    }
     target(&templates.udp, path).map(Asked::Udp)
 }
 

@@ -1,6 +1,7 @@
 //! Paths of one to four relays, all in this process: what a user of the overlay sees, whatever carries the first hop.
 
 mod blocked;
+mod bound;
 mod choosing;
 mod crowded;
 mod early;

@@ -3,6 +3,7 @@
 
 mod absurd;
 mod admission;
+mod bound;
 mod doh;
 mod early;
 mod fleet;

@@ -269,7 +269,7 @@ fn wiped(text: String) -> Zeroizing<String> {
 }
 
 /// The value of a field that stands there once: lines of an item cannot be joined.
-fn only<'a>(headers: &'a [crate::http_head::Header], name: &str) -> Option<&'a [u8]> {
+pub(crate) fn only<'a>(headers: &'a [crate::http_head::Header], name: &str) -> Option<&'a [u8]> {
     let mut lines = headers.iter().filter(|(line, _)| line == name);
     let (_, value) = lines.next()?;
     lines.next().is_none().then_some(value)
@@ -280,7 +280,7 @@ fn only<'a>(headers: &'a [crate::http_head::Header], name: &str) -> Option<&'a [
 
 /// A parameter's value, as far as somebody asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Bare<'a> {
+pub(crate) enum Bare<'a> {
     /// A string, still with its backslashes.
     String(&'a [u8]),
     /// A byte sequence, still in base64.
@@ -294,7 +294,7 @@ pub(super) enum Bare<'a> {
 struct Reader<'a>(&'a [u8]);
 
 /// The boolean; `parameter` is told of each parameter in order: "if there are duplicates, the last one is used".
-pub(super) fn boolean<'a>(
+pub(crate) fn boolean<'a>(
     value: &'a [u8],
     mut parameter: impl FnMut(&'a [u8], Bare<'a>),
 ) -> Option<bool> {
@@ -303,18 +303,29 @@ pub(super) fn boolean<'a>(
     let Bare::Boolean(item) = reader.bare()? else {
         return None;
     };
-    while reader.take(b';') {
-        reader.skip_spaces();
-        let key = reader.key()?;
-        let value = if reader.take(b'=') {
-            reader.bare()?
-        } else {
-            Bare::Boolean(true)
-        };
-        parameter(key, value);
-    }
+    reader.parameters(&mut parameter)?;
     reader.skip_spaces();
     reader.0.is_empty().then_some(item)
+}
+
+/// The strings of a List that has nothing else, still with their backslashes; what parameters say is passed over. RFC 9651 §4.2.1.
+pub(crate) fn strings(value: &[u8]) -> Option<Vec<&[u8]>> {
+    let mut reader = Reader(value);
+    let mut strings = Vec::new();
+    reader.skip_spaces();
+    loop {
+        let Bare::String(string) = reader.bare()? else {
+            return None;
+        };
+        strings.push(string);
+        reader.parameters(&mut |_, _| {})?;
+        reader.skip_white();
+        if reader.0.is_empty() {
+            return Some(strings);
+        }
+        reader.take(b',').then_some(())?;
+        reader.skip_white();
+    }
 }
 
 impl<'a> Reader<'a> {
@@ -334,6 +345,25 @@ impl<'a> Reader<'a> {
 
     fn skip_spaces(&mut self) {
         while self.take(b' ') {}
+    }
+
+    /// "Discard any leading OWS characters": tabs, too.
+    fn skip_white(&mut self) {
+        while self.take(b' ') || self.take(b'\t') {}
+    }
+
+    fn parameters(&mut self, told: &mut impl FnMut(&'a [u8], Bare<'a>)) -> Option<()> {
+        while self.take(b';') {
+            self.skip_spaces();
+            let key = self.key()?;
+            let value = if self.take(b'=') {
+                self.bare()?
+            } else {
+                Bare::Boolean(true)
+            };
+            told(key, value);
+        }
+        Some(())
     }
 
     /// The bytes up to the first that is not `fine`.
