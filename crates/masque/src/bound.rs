@@ -10,8 +10,8 @@ use std::{
     net::SocketAddr,
     ops::ControlFlow,
     sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     task::{Context, Poll, Waker},
 };
@@ -147,6 +147,7 @@ impl Agreed {
 
 /// An open flow.
 pub(crate) struct BoundTunnel {
+    flow: Arc<Flow>,
     shared: Arc<Shared>,
     addresses: Vec<SocketAddr>,
     /// Ends with the tunnel: tells the readers that the relay has closed the flow.
@@ -156,7 +157,8 @@ pub(crate) struct BoundTunnel {
 
 /// What the connection's driver, the tunnel and its flows share.
 struct Shared {
-    flow: OnceLock<Arc<Flow>>,
+    /// For the driver, which must not keep it.
+    flow: OnceLock<Weak<Flow>>,
     state: Mutex<State>,
     /// Bytes that may wait for one reader.
     queue: usize,
@@ -187,7 +189,7 @@ struct With {
     tunnel: Arc<BoundTunnel>,
     peer: SocketAddr,
     inbox: Arc<Inbox>,
-    sent: std::sync::atomic::AtomicU32,
+    sent: AtomicU32,
 }
 
 impl BoundTunnel {
@@ -211,9 +213,10 @@ impl BoundTunnel {
         });
         let sink = Arriving(shared.clone());
         let (flow, addresses, lease) = connection.bound(head, Arc::new(sink)).await?;
-        drop(shared.flow.set(flow.clone()));
+        drop(shared.flow.set(Arc::downgrade(&flow)));
         let watch = tokio::spawn(tell_end(flow.clone(), shared.clone()));
         let tunnel = Self {
+            flow: flow.clone(),
             shared,
             addresses,
             watch,
@@ -251,8 +254,12 @@ fn closed() -> Error {
 }
 
 impl Shared {
+    fn flow(&self) -> Option<Arc<Flow>> {
+        self.flow.get().and_then(Weak::upgrade)
+    }
+
     fn send(&self, capsule: &Capsule) {
-        if let Some(flow) = self.flow.get()
+        if let Some(flow) = self.flow()
             && !flow.send_bound_capsule(capsule)
         {
             tracing::trace!("a flow of bound UDP ended, or its relay reads no capsules");
@@ -321,7 +328,7 @@ struct Arriving(Arc<Shared>);
 impl DatagramSink for Arriving {
     /// "Context ID 0 MUST NOT be used in HTTP Datagrams. If one is received, the recipient MUST abort the request stream."
     fn push(&self, _: Bytes) {
-        if let Some(flow) = self.0.flow.get() {
+        if let Some(flow) = self.0.flow() {
             flow.reset_for_breach();
         }
         self.0.end();
@@ -416,10 +423,6 @@ impl Drop for BoundTunnel {
 }
 
 impl With {
-    fn flow(&self) -> Option<&Arc<Flow>> {
-        self.tunnel.shared.flow.get()
-    }
-
     /// What stands before what is sent now.
     fn head(&self, payloads: usize) -> Vec<u8> {
         let count = u32::try_from(payloads).unwrap_or(u32::MAX);
@@ -442,20 +445,17 @@ impl With {
 impl Datagrams for With {
     /// The same whether the peer has a context of its own or not.
     fn max_payload(&self) -> usize {
-        let most = self.flow().map_or(0, |flow| flow.max_payload());
-        most.saturating_sub(MAX_HEAD)
+        self.tunnel.flow.max_payload().saturating_sub(MAX_HEAD)
     }
 
     /// What there is no room for is dropped, as on any network: other flows of the tunnel must not wait for this one.
     fn poll_send(&self, _: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
-        match self.flow() {
-            Some(flow) if self.tunnel.is_open() => {
-                let head = self.head(batch.payloads().count());
-                flow.send_behind(&head, batch);
-                Poll::Ready(Ok(()))
-            }
-            _ => Poll::Ready(Err(closed())),
+        if !self.tunnel.is_open() {
+            return Poll::Ready(Err(closed()));
         }
+        let head = self.head(batch.payloads().count());
+        self.tunnel.flow.send_behind(&head, batch);
+        Poll::Ready(Ok(()))
     }
 
     fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {

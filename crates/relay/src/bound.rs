@@ -19,6 +19,14 @@ const CLOSED: usize = 256;
 /// How long somebody counts among those that the flow sends to.
 pub(crate) const TARGET_LASTS: Duration = Duration::from_secs(60);
 
+/// What a flow may take of memory for all of this, in bytes, with so many contexts and targets.
+pub(crate) const fn memory(contexts: usize, targets: usize) -> usize {
+    // Entries of hash tables, which are at worst less than half full.
+    let context = 2 * (size_of::<(u64, Option<SocketAddr>)>() + size_of::<(SocketAddr, u64)>());
+    let target = 2 * size_of::<(SocketAddr, Instant)>();
+    CLOSED * size_of::<u64>() + contexts.saturating_mul(context) + targets.saturating_mul(target)
+}
+
 /// The contexts of one flow.
 pub(crate) struct Contexts {
     /// How many with a peer may be open.

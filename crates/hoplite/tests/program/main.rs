@@ -1,6 +1,7 @@
 //! The program under test as a whole: what users, operators and scripts see of it.
 
 mod block;
+mod bound;
 mod cli;
 mod client;
 mod common;

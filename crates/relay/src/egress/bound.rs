@@ -93,7 +93,7 @@ impl Egress {
 
     /// Whether a flow of bound UDP may send to this peer, and hear it.
     pub(crate) fn permits_peer(&self, peer: SocketAddr) -> bool {
-        self.permits(peer) || self.bound.open.lock().contains(&peer)
+        self.permits_address(peer) || self.bound.open.lock().contains(&peer)
     }
 }
 

@@ -78,7 +78,8 @@ pub(crate) async fn carry(
         }
     };
     tokio::select! {
-        _ = client.closed() => (),
+        // Over TCP a breach is told by this alone.
+        closed = client.closed() => if closed.is_err() { client.reset() },
         () = down(0) => client.reset(),
         () = down(1) => client.reset(),
         () = tell(answers, &client) => client.reset_for_breach(),

@@ -221,10 +221,14 @@ impl Job {
             let places = sources.iter().map(|_| shared.quotas.udp(quota));
             let places: Result<Vec<_>, _> = places.collect();
             let places = places.map_err(|_| Failure::Limited(Limit::UdpTunnels))?;
+            let config = &shared.bound_udp;
+            let memory = crate::bound::memory(config.contexts, config.targets);
+            let memory = MemoryReservation::take(&self.account, memory);
+            let memory = memory.ok_or(Failure::Limited(Limit::Memory))?;
             let opened = shared.egress.bind(&sources).await;
-            opened.map(|opened| (opened, places))
+            opened.map(|opened| (opened, places, memory))
         };
-        let (opened, _places) = match opened.await {
+        let (opened, _places, _memory) = match opened.await {
             Ok(opened) => opened,
             Err(failure) => return refuse(&shared, method, failure, self.exchange).await,
         };

@@ -66,7 +66,7 @@ async fn stranger() -> (UdpSocket, SocketAddr) {
 }
 
 #[tokio::test]
-async fn flows_with_many_peers_have_one_address_and_get_contexts_as_they_move_more() {
+async fn flows_with_many_peers_have_one_address_and_carry_much_and_large_payloads() {
     let relays = relays();
     let path = path(&relays);
     let bound = open(&path).await;
@@ -168,7 +168,7 @@ async fn a_relay_without_such_sockets_is_asked_once() {
         assert_eq!(error.expect_err("none").kind(), ErrorKind::Unsupported);
     }
     let refused =
-        "hoplite_relay_requests_total{method=\"connect_udp\",outcome=\"http_request_error\"}";
+        "hoplite_relay_requests_total{method=\"bound_udp\",outcome=\"http_request_error\"}";
     assert_eq!(number(&relays[1], refused), 1);
 }
 
