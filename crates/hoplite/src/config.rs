@@ -36,7 +36,7 @@ const CLIENT_KEYS: [&str; 11] = [
 ];
 
 /// Keys that only a relay's file has.
-const RELAY_KEYS: [&str; 12] = [
+const RELAY_KEYS: [&str; 13] = [
     "name",
     "listen",
     "roles",
@@ -47,6 +47,7 @@ const RELAY_KEYS: [&str; 12] = [
     "ingress",
     "masque",
     "forwarding",
+    "bound_udp",
     "ip",
     "metrics",
 ];

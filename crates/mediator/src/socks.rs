@@ -424,7 +424,7 @@ impl AssociationFlow {
     ) -> Result<Box<dyn Datagrams>, Error> {
         let terms = self.context.terms(isolation);
         if let Some(socket) = self.far.socket(self, &terms).await?
-            && let Some(peer) = self.peer(&*socket, target, &terms).await?
+            && let Some(peer) = self.peer(&*socket, target, &terms).await
         {
             return Ok(socket.with(peer));
         }
@@ -432,22 +432,18 @@ impl AssociationFlow {
         terms.run("opening a datagram flow", opening).await
     }
 
-    /// The target's address, if the socket at the far end reaches it.
-    async fn peer(
-        &self,
-        socket: &dyn Bound,
-        target: &Target,
-        terms: &Terms,
-    ) -> Result<Option<SocketAddr>, Error> {
+    /// The target's address, if the socket at the far end reaches it. A name that cannot be looked up may have a meaning at the far end yet.
+    async fn peer(&self, socket: &dyn Bound, target: &Target, terms: &Terms) -> Option<SocketAddr> {
         let found = match &target.host {
             Host::Ip(ip) => vec![*ip],
             Host::Name(name) => {
                 let resolving = self.context.overlay.resolve(name.as_str(), terms);
-                terms.run("resolving a name", resolving).await?
+                let found = terms.run("resolving a name", resolving).await;
+                found.unwrap_or_default()
             }
         };
         let reached = found.into_iter().find(|ip| socket.reaches(*ip));
-        Ok(reached.map(|ip| SocketAddr::new(ip, target.port)))
+        reached.map(|ip| SocketAddr::new(ip, target.port))
     }
 
     fn deliver(&self, batch: Batch<'_>, sending: &mut Vec<u8>) {
@@ -512,16 +508,19 @@ enum Far {
     Unasked,
     /// The overlay has none: each target has a flow of its own.
     None,
-    Open(Arc<dyn Bound>, Listening),
+    Open(Open),
 }
 
-/// Hands what strangers send to the program; ends when it is dropped.
+/// An open one, and what hands to the program what strangers send; that ends with it.
 #[derive(Debug)]
-struct Listening(AbortHandle);
+struct Open {
+    socket: Arc<dyn Bound>,
+    listening: AbortHandle,
+}
 
-impl Drop for Listening {
+impl Drop for Open {
     fn drop(&mut self) {
-        self.0.abort();
+        self.listening.abort();
     }
 }
 
@@ -535,10 +534,10 @@ impl FarSocket {
         let mut far = self.0.lock().await;
         match &*far {
             Far::None => return Ok(None),
-            Far::Open(socket, _) if socket.is_open() => return Ok(Some(Arc::clone(socket))),
-            Far::Open(..) | Far::Unasked => {}
+            Far::Open(open) if open.socket.is_open() => return Ok(Some(Arc::clone(&open.socket))),
+            Far::Open(_) | Far::Unasked => {}
         }
-        *far = match flow.context.overlay.open_bound(terms).await {
+        match flow.context.overlay.open_bound(terms).await {
             Ok(socket) => {
                 let strangers = Strangers {
                     context: Arc::clone(&flow.context),
@@ -546,15 +545,17 @@ impl FarSocket {
                     program: flow.program,
                     far: Arc::clone(&socket),
                 };
-                let listening = Listening(tokio::spawn(strangers.listen()).abort_handle());
-                Far::Open(socket, listening)
+                *far = Far::Open(Open {
+                    socket: Arc::clone(&socket),
+                    listening: tokio::spawn(strangers.listen()).abort_handle(),
+                });
+                Ok(Some(socket))
             }
-            Err(error) if is_lasting(error.kind()) => Far::None,
-            Err(error) => return Err(error),
-        };
-        match &*far {
-            Far::Open(socket, _) => Ok(Some(Arc::clone(socket))),
-            Far::None | Far::Unasked => Ok(None),
+            Err(error) if is_lasting(error.kind()) => {
+                *far = Far::None;
+                Ok(None)
+            }
+            Err(error) => Err(error),
         }
     }
 }

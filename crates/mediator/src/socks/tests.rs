@@ -1,5 +1,7 @@
 //! The SOCKS front end as a program sees it.
 
+mod far;
+
 use std::{net::SocketAddr, time::Duration};
 
 use hoplite_overlay::{Error, ErrorKind, Isolation};
@@ -22,7 +24,10 @@ fn by_name(command: u8) -> Vec<u8> {
 }
 
 async fn greet(front: &Running) -> TcpStream {
-    let mut tcp = front.to_socks().await;
+    greeted(front.to_socks().await).await
+}
+
+async fn greeted(mut tcp: TcpStream) -> TcpStream {
     tcp.write_all(&[5, 1, 0]).await.expect("writes");
     assert_eq!(read_exactly(&mut tcp, 2).await, [5, 0]);
     tcp
@@ -353,7 +358,11 @@ async fn associate(front: &Running) -> Program {
 }
 
 async fn associate_from(front: &Running, udp: UdpSocket, announced: Endpoint) -> Program {
-    let mut control = greet(front).await;
+    associate_over(front.to_socks().await, udp, announced).await
+}
+
+async fn associate_over(tcp: TcpStream, udp: UdpSocket, announced: Endpoint) -> Program {
+    let mut control = greeted(tcp).await;
     let mut request = vec![5, 3, 0];
     announced.emit(&mut request);
     control.write_all(&request).await.expect("writes");

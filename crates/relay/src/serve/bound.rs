@@ -96,7 +96,7 @@ async fn tell(mut answers: mpsc::Receiver<Capsule>, client: &Flow) {
         }
     }
     // The sink has gone: so will the flow.
-    std::future::pending().await
+    pending().await
 }
 
 /// What both directions share.
