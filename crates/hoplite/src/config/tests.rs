@@ -133,6 +133,43 @@ fn a_wrong_way_to_acknowledge_is_refused_in_both_files_with_those_that_there_are
 }
 
 #[test]
+fn what_is_wrong_with_public_addresses_is_told_by_key() {
+    let relay = |lines: &str| {
+        let text = format!("listen = [\"127.0.0.1:0\"]\n[bound_udp]\n{lines}\n");
+        relay_error(&text)
+    };
+    for (lines, expected) in [
+        (
+            "enabled = true",
+            "bound_udp.addresses: expected the addresses that peers reach this relay at, or an [[egress.pool]]",
+        ),
+        (
+            "addresses = [\"192.0.2.1\", \"192.0.2.2\"]",
+            "f.toml:3:1: bound_udp.addresses: expected at most one address of each family",
+        ),
+        (
+            "addresses = [\"0.0.0.0\"]",
+            "f.toml:3:1: bound_udp.addresses: expected addresses that peers can be told, no wildcard",
+        ),
+        (
+            "contexts = 0",
+            "f.toml:3:12: bound_udp.contexts: expected a number above 0",
+        ),
+        (
+            "targets = 0",
+            "f.toml:3:11: bound_udp.targets: expected a number above 0",
+        ),
+        (
+            "target = 1",
+            "f.toml:3:1: bound_udp.target: there is no such key: did you mean \"targets\"?",
+        ),
+    ] {
+        let error = relay(lines);
+        assert!(error.contains(expected), "{lines}: {error}");
+    }
+}
+
+#[test]
 fn acknowledgements_are_chosen_for_both_directions_or_for_each() {
     let both = tuning_request("acks = \"2.5ms\", acks_after = 7");
     assert_eq!(both.up.to_string(), "2.5ms");
