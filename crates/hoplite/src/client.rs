@@ -19,7 +19,7 @@ use crate::{
     process::{self, Asked, Signals},
     say,
     say::Failure,
-    wallet::Wallets,
+    wallet::{self, Wallets},
 };
 use onion::Circuits;
 
@@ -38,7 +38,8 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         let mut signals = Signals::listen()?;
         let front = bind(client.config.front())?;
         let mut underlay = Underlay::default();
-        underlay.wallets = Some(Wallets::open(&client.config, &underlay.tunnels).await?);
+        let wallets = Wallets::open(&client.config, &underlay.tunnels, wallet::file);
+        underlay.wallets = wallets.await?;
         let listed = listed::prepare(&mut client, &underlay.tunnels, None).await?;
         let carried = overlay_of(&client, listed.as_ref(), recording.watch(), &underlay)?;
         say::remark(invitation(&front, &client.config));
@@ -157,7 +158,7 @@ pub(crate) struct Underlay {
     /// Whether flows have isolation tokens, for whose next one a path may stand ready.
     pub(crate) tokens: bool,
     /// Private tokens for relays that want them.
-    pub(crate) wallets: Option<Wallets>,
+    pub(crate) wallets: Wallets,
 }
 
 impl Default for Underlay {
@@ -167,7 +168,7 @@ impl Default for Underlay {
             flows: Direct::new(),
             rest: None,
             tokens: true,
-            wallets: None,
+            wallets: Wallets::default(),
         }
     }
 }
@@ -314,7 +315,7 @@ fn given(
 ) -> Result<ClientOverlay, Error> {
     let named = |name: &String| client.relays.iter().find(|hop| hop.relay.name == *name);
     let relays = client.config.path.iter().filter_map(named);
-    let relays = relays.map(|hop| relay(hop, underlay.wallets.as_ref()));
+    let relays = relays.map(|hop| relay(hop, &underlay.wallets));
     let path = masque::Path::new(relays.collect(), below, config)?;
     path.keep_warm();
     Ok(ClientOverlay::by(path))
@@ -328,10 +329,10 @@ fn chosen(
     config: &Arc<masque::Config>,
 ) -> Result<ClientOverlay, Error> {
     if let Some(listed) = listed {
-        return from_list(client, listed, below, config);
+        return from_list(client, listed, below, (underlay.wallets.clone(), config));
     }
     let relays = client.relays.iter();
-    let relays = relays.map(|hop| relay(hop, underlay.wallets.as_ref()));
+    let relays = relays.map(|hop| relay(hop, &underlay.wallets));
     let paths = Paths::new(relays.collect(), below, config, from_file(&client.config))?;
     paths.current().keep_warm();
     Ok(ClientOverlay::by_one_of(Arc::new(paths)))
@@ -366,9 +367,10 @@ fn from_list(
     client: &Client,
     listed: &Listed,
     below: Arc<dyn Overlay>,
-    config: &Arc<masque::Config>,
+    (wallets, config): (Wallets, &Arc<masque::Config>),
 ) -> Result<ClientOverlay, Error> {
-    let relays = client.relays.iter().map(|hop| relay(hop, None)).collect();
+    let relays = client.relays.iter();
+    let relays = relays.map(|hop| relay(hop, &wallets)).collect();
     let beside = Arc::clone(&below);
     let paths = Paths::new(relays, below, config, listed.chooser())?;
     paths.current().keep_warm();
@@ -379,7 +381,7 @@ fn from_list(
         let found = |listed: &Listed| {
             let relays = listed.relays(token.as_ref());
             chosen.renew(
-                relays.iter().map(|hop| relay(hop, None)).collect(),
+                relays.iter().map(|hop| relay(hop, &wallets)).collect(),
                 listed.chooser(),
             );
         };
@@ -400,7 +402,7 @@ pub(crate) fn random() -> Box<dyn FnMut(u64) -> u64 + Send> {
     })
 }
 
-fn relay(hop: &client::Hop, wallets: Option<&Wallets>) -> Relay {
+fn relay(hop: &client::Hop, wallets: &Wallets) -> Relay {
     let trust = match hop.relay.pin {
         Some(pin) => Trust::Pins(vec![pin]),
         None => Trust::WebPki,
@@ -412,7 +414,7 @@ fn relay(hop: &client::Hop, wallets: Option<&Wallets>) -> Relay {
             trust,
         },
         token: hop.token.clone(),
-        tokens: wallets.and_then(|wallets| wallets.source(&hop.relay)),
+        tokens: wallets.source(&hop.relay),
         template: hop.relay.template.clone(),
         mode: hop.relay.mode,
     }

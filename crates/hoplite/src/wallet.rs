@@ -1,10 +1,10 @@
 //! A client's private tokens: kept ahead in a file, one spent for each connection to a relay that wants them, and asked for anew before they run out.
-//! The issuer is asked directly, as an authority is: it knows the account anyway, and learns nothing of when and where its tokens are spent. When it
-//! is asked has nothing to do with the connections of that moment.
+//! The issuer is asked directly, as an authority is, and never through a relay: whoever connects to it for a client would learn from it whose account
+//! that is. When it is asked has nothing to do with the connections of that moment, unless there is no token left.
 
 use std::{
     collections::BTreeSet,
-    fmt,
+    fmt, io,
     path::PathBuf,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -14,7 +14,7 @@ use bytes::Bytes;
 use clap::Args;
 use hoplite_crypto::{ALPN_HTTP1, Token, Trust, client_tls};
 use hoplite_masque::TokenSource;
-use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Terms, direct::Direct};
+use hoplite_overlay::{Error, ErrorKind, Opening, Overlay, Reason, Terms, direct::Direct};
 use hoplite_tokens::{KeyDirectory, KeyError, PendingToken, Stock, challenge_digest};
 use hoplite_wire::{
     Host, Target,
@@ -28,10 +28,11 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::{
-    sync::Notify,
-    time::{sleep, timeout},
+    sync::{self, Notify},
+    time::{Instant, sleep, timeout},
 };
 use tokio_rustls::TlsConnector;
 use tracing::warn;
@@ -71,11 +72,13 @@ pub(crate) fn print(options: &Options, json: bool) -> Result<(), Failure> {
             failed(why, "correct the name, or add the issuer")
         })?;
     process::current_thread_runtime()?.block_on(async {
-        let wallets = Wallets::open(&client.config, &Direct::for_tunnels()).await?;
-        let taken = wallets.source(relay).map(|source| source.take());
-        let token = taken
-            .transpose()
-            .map_err(|error| failed(error.to_string(), "ask the issuer's operator for more"))?;
+        let wallets = Wallets::open(&client.config, &Direct::for_tunnels(), file).await?;
+        let token = match wallets.source(relay) {
+            Some(source) => Some(source.take().await.map_err(|error| {
+                failed(error.to_string(), "ask the issuer's operator for more")
+            })?),
+            None => None,
+        };
         let text = Zeroizing::new(token.map(|token| token.to_text()).unwrap_or_default());
         if json {
             say::json(&json!({"relay": name, "token": *text}))
@@ -97,6 +100,49 @@ const LONGEST_RETRY: Duration = Duration::from_secs(3600);
 /// More are asked for within so many seconds of when they are wanted, so that the issuer does not see when connections are made.
 const APART: u64 = 60;
 
+/// Tokens that are not spent yet, wherever their file is.
+pub(crate) trait Purse: Send {
+    /// As [`Stock::take`].
+    fn take(&mut self, challenge: &[u8; 32]) -> io::Result<Option<PrivateToken>>;
+    /// As [`Stock::count`].
+    fn count(&mut self, challenge: &[u8; 32]) -> io::Result<usize>;
+    /// As [`Stock::put`].
+    fn put(&mut self, tokens: &[PrivateToken]) -> io::Result<()>;
+    /// As [`Stock::retain`].
+    fn retain(&mut self, keys: &[[u8; 32]]) -> io::Result<()>;
+}
+
+impl Purse for Stock {
+    fn take(&mut self, challenge: &[u8; 32]) -> io::Result<Option<PrivateToken>> {
+        Self::take(self, challenge).map_err(io::Error::other)
+    }
+
+    fn count(&mut self, challenge: &[u8; 32]) -> io::Result<usize> {
+        Self::count(self, challenge).map_err(io::Error::other)
+    }
+
+    fn put(&mut self, tokens: &[PrivateToken]) -> io::Result<()> {
+        Self::put(self, tokens).map_err(io::Error::other)
+    }
+
+    fn retain(&mut self, keys: &[[u8; 32]]) -> io::Result<()> {
+        Self::retain(self, keys).map(drop).map_err(io::Error::other)
+    }
+}
+
+/// The stock of an issuer in the file that the client's names.
+pub(crate) fn open(issuer: &Issuer) -> Result<Stock, Failure> {
+    Stock::open(&issuer.stock).map_err(|error| {
+        let doing = format!("opening the tokens in {}", issuer.stock.display());
+        Failure::new(doing, error, "then start it again")
+    })
+}
+
+/// The same, for [`Wallets::open`].
+pub(crate) fn file((_, issuer): (usize, &Issuer)) -> Result<Box<dyn Purse>, Failure> {
+    Ok(Box::new(open(issuer)?))
+}
+
 /// The stocks of all issuers of a client's file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wallets(Vec<Arc<Wallet>>);
@@ -104,12 +150,33 @@ pub(crate) struct Wallets(Vec<Arc<Wallet>>);
 /// The stock of one issuer.
 struct Wallet {
     issuer: Issuer,
-    /// What its tokens are for, by name.
-    origins: Vec<(String, [u8; 32])>,
-    stock: Mutex<Stock>,
+    /// What tokens are kept for: those that the file names; or, with a list of relays, those that were used last, the last at the end.
+    origins: Mutex<Vec<Origin>>,
+    /// Whether relays come from a list.
+    listed: bool,
+    purse: Mutex<Box<dyn Purse>>,
     /// Told when half of what is kept for a name is spent.
     low: Notify,
+    /// Held by who asks the issuer: others wait for what it gives.
+    asking: sync::Mutex<()>,
+    /// None once it has given some again.
+    trouble: Mutex<Option<Trouble>>,
     underlay: Direct,
+}
+
+/// The issuer has given no tokens.
+struct Trouble {
+    why: String,
+    at: Instant,
+    /// How long it is left alone.
+    pause: Duration,
+}
+
+/// A name that one or more relays take tokens for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Origin {
+    name: String,
+    challenge: [u8; 32],
 }
 
 /// The tokens for one relay.
@@ -117,7 +184,19 @@ struct Wallet {
 struct RelayTokens {
     wallet: Arc<Wallet>,
     relay: String,
-    challenge: [u8; 32],
+    origin: Origin,
+}
+
+/// What is left for one name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TokensLeft {
+    /// The name that relays take them for.
+    pub(crate) origin: String,
+    /// How many.
+    pub(crate) left: usize,
+    /// Why the issuer last gave none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) trouble: Option<String>,
 }
 
 /// Why an issuer gave no tokens.
@@ -126,7 +205,7 @@ enum AskError {
     #[error("it cannot be reached ({0})")]
     Unreachable(#[from] Error),
     #[error("no TLS with it ({0}): check its address and its pin")]
-    Tls(#[from] std::io::Error),
+    Tls(#[from] io::Error),
     #[error("its answer is no HTTP ({0})")]
     Http(#[from] hyper::Error),
     #[error("it answered {0}{1}")]
@@ -139,26 +218,46 @@ enum AskError {
     NoKey,
     #[error("{0}")]
     Key(#[from] KeyError),
-    #[error("{0}")]
-    Stock(#[from] hoplite_tokens::StockError),
+    #[error("the tokens' file: {0}")]
+    Purse(io::Error),
     #[error("it has not answered in time")]
     TimedOut,
+    #[error("the names that its tokens are for are too long")]
+    Challenge,
 }
 
 impl Wallets {
-    /// Opens the stock of each issuer that a relay of the file names, asks for what is missing, and goes on doing so.
-    pub(crate) async fn open(config: &client::Config, underlay: &Direct) -> Result<Self, Failure> {
+    /// Takes the stock of each issuer that relays of the file, or of its list, may want tokens of, from `purse`. Asks for tokens where there are none,
+    /// and goes on doing so. `purse` is told an issuer and its place in the file.
+    pub(crate) async fn open(
+        config: &client::Config,
+        underlay: &Direct,
+        purse: impl Fn((usize, &Issuer)) -> Result<Box<dyn Purse>, Failure>,
+    ) -> Result<Self, Failure> {
         let mut wallets = Vec::new();
-        for issuer in &config.issuer {
+        for (number, issuer) in config.issuer.iter().enumerate() {
             let named = |relay: &&client::Relay| relay.issuer.as_deref() == Some(&issuer.name);
-            let origins: BTreeSet<&str> = config.relay.iter().filter(named).map(origin).collect();
-            if origins.is_empty() {
+            let names: BTreeSet<&str> = config.relay.iter().filter(named).map(origin).collect();
+            let listed = config.directory.is_some();
+            if names.is_empty() && !listed {
                 continue;
             }
-            let wallet = Arc::new(Wallet::open(issuer, &origins, underlay)?);
-            if let Err(error) = wallet.fill().await {
-                warn!(issuer = issuer.name, "no new tokens for now: {error}");
-            }
+            let origins = names.into_iter().map(|name| Origin::new(issuer, name));
+            let origins = origins.collect::<Result<_, AskError>>().map_err(|error| {
+                let doing = format!("asking {} for tokens", issuer.name);
+                Failure::new(doing, error, "correct the names in the file")
+            })?;
+            let wallet = Arc::new(Wallet {
+                issuer: issuer.clone(),
+                origins: Mutex::new(origins),
+                listed,
+                purse: Mutex::new(purse((number, issuer))?),
+                low: Notify::new(),
+                asking: sync::Mutex::new(()),
+                trouble: Mutex::default(),
+                underlay: underlay.clone(),
+            });
+            wallet.begin().await;
             let kept = Arc::clone(&wallet);
             tokio::spawn(async move { kept.keep_full().await });
             wallets.push(wallet);
@@ -170,13 +269,16 @@ impl Wallets {
     pub(crate) fn source(&self, relay: &client::Relay) -> Option<Arc<dyn TokenSource>> {
         let named = relay.issuer.as_deref()?;
         let wallet = self.0.iter().find(|it| it.issuer.name == named)?;
-        let mut origins = wallet.origins.iter();
-        let (_, challenge) = origins.find(|(name, _)| name == origin(relay))?;
         Some(Arc::new(RelayTokens {
             wallet: Arc::clone(wallet),
             relay: relay.name.clone(),
-            challenge: *challenge,
+            origin: Origin::new(&wallet.issuer, origin(relay)).ok()?,
         }))
+    }
+
+    /// What is left for each name.
+    pub(crate) fn left(&self) -> Vec<TokensLeft> {
+        self.0.iter().flat_map(|wallet| wallet.left()).collect()
     }
 }
 
@@ -185,87 +287,162 @@ fn origin(relay: &client::Relay) -> &str {
     relay.origin.as_deref().unwrap_or(&relay.name)
 }
 
-impl TokenSource for RelayTokens {
-    fn take(&self) -> Result<PrivateToken, Error> {
-        let mut stock = self.wallet.stock.lock();
-        let (taken, left) = (stock.take(&self.challenge), stock.count(&self.challenge));
-        drop(stock);
-        if left.is_ok_and(|left| left <= self.wallet.issuer.keep / 2) {
-            self.wallet.low.notify_one();
-        }
-        let doing = |what: &str| format!("showing relay {} a token: {what}", self.relay);
-        let forbidden = |what: &str| {
-            Error::new(ErrorKind::Forbidden, doing(what)).because(Reason::Authentication)
+impl Origin {
+    fn new(issuer: &Issuer, name: &str) -> Result<Self, AskError> {
+        let challenge = TokenChallenge {
+            issuer: issuer.name.clone(),
+            redemption_context: None,
+            origin_info: name.to_owned(),
         };
-        match taken {
-            Ok(Some(token)) => Ok(token),
-            Ok(None) => Err(forbidden(
-                "they have run out, and the issuer has given no more",
-            )),
-            Err(error) => Err(forbidden("their file cannot be used").caused_by(error)),
-        }
+        Ok(Self {
+            name: name.to_owned(),
+            challenge: challenge_digest(&challenge).map_err(|_| AskError::Challenge)?,
+        })
+    }
+}
+
+impl RelayTokens {
+    fn forbidden(&self, what: &str) -> Error {
+        let doing = format!("showing relay {} a token: {what}", self.relay);
+        Error::new(ErrorKind::Forbidden, doing).because(Reason::Authentication)
+    }
+
+    fn taken(&self) -> Result<Option<PrivateToken>, Error> {
+        let taken = self.wallet.taken(&self.origin.challenge);
+        taken.map_err(|error| {
+            let refused = self.forbidden("their file cannot be used");
+            refused.caused_by(error)
+        })
+    }
+}
+
+impl TokenSource for RelayTokens {
+    /// The next one. Where there is none the issuer is asked at once, once for all who wait, unless it has just failed to give any.
+    fn take(&self) -> Opening<'_, PrivateToken> {
+        Box::pin(async move {
+            self.wallet.wants(&self.origin);
+            if let Some(token) = self.taken()? {
+                return Ok(token);
+            }
+            self.wallet.fill_for(&self.origin).await;
+            self.taken()?.ok_or_else(|| {
+                self.forbidden("they have run out, and the issuer has given no more")
+            })
+        })
     }
 }
 
 impl Wallet {
-    fn open(issuer: &Issuer, origins: &BTreeSet<&str>, underlay: &Direct) -> Result<Self, Failure> {
-        let stock = Stock::open(&issuer.stock).map_err(|error| {
-            let doing = format!("opening the tokens in {}", issuer.stock.display());
-            Failure::new(doing, error, "then start it again")
-        })?;
-        let digest = |name: &&str| {
-            let challenge = TokenChallenge {
-                issuer: issuer.name.clone(),
-                redemption_context: None,
-                origin_info: (*name).to_owned(),
-            };
-            let digest = challenge_digest(&challenge).map_err(|error| {
-                let doing = format!("asking {} for tokens for {name}", issuer.name);
-                Failure::new(doing, error, "correct the names in the file")
-            })?;
-            Ok(((*name).to_owned(), digest))
+    /// What there is after a start: only where there is nothing somebody waits for the issuer.
+    async fn begin(&self) {
+        let half = self.issuer.keep / 2;
+        let left: Vec<usize> = self.left().iter().map(|it| it.left).collect();
+        if left.contains(&0) {
+            drop(self.fill(&self.asking.lock().await).await);
+        } else if left.iter().any(|left| *left <= half) {
+            self.low.notify_one();
+        }
+    }
+
+    fn left(&self) -> Vec<TokensLeft> {
+        let trouble = self.trouble.lock().as_ref().map(|it| it.why.clone());
+        let origins = self.origins.lock().clone();
+        let mut purse = self.purse.lock();
+        let of = |origin: Origin| TokensLeft {
+            left: purse.count(&origin.challenge).unwrap_or_default(),
+            origin: origin.name,
+            trouble: trouble.clone(),
         };
-        Ok(Self {
-            issuer: issuer.clone(),
-            origins: origins.iter().map(digest).collect::<Result<_, Failure>>()?,
-            stock: Mutex::new(stock),
-            low: Notify::new(),
-            underlay: underlay.clone(),
-        })
+        origins.into_iter().map(of).collect()
+    }
+
+    /// Tokens for this name are kept from now on. Of names that only a list has there are as many as the file allows: for the one that was not used for
+    /// longest no more are asked for.
+    fn wants(&self, origin: &Origin) {
+        if !self.listed {
+            return;
+        }
+        let mut origins = self.origins.lock();
+        origins.retain(|other| other != origin);
+        origins.push(origin.clone());
+        let over = origins.len().saturating_sub(self.issuer.names);
+        origins.drain(..over);
+    }
+
+    fn taken(&self, challenge: &[u8; 32]) -> io::Result<Option<PrivateToken>> {
+        let mut purse = self.purse.lock();
+        let (taken, left) = (purse.take(challenge)?, purse.count(challenge)?);
+        drop(purse);
+        if taken.is_some() && left <= self.issuer.keep / 2 {
+            self.low.notify_one();
+        }
+        Ok(taken)
     }
 
     /// Asks for more when tokens run low, and again when the issuer failed; never ends.
     async fn keep_full(&self) {
-        let (mut random, mut pause) = (random(), RETRY);
+        let mut random = random();
         loop {
             self.low.notified().await;
             sleep(Duration::from_secs(random(APART))).await;
-            while let Err(error) = self.fill().await {
-                warn!(issuer = self.issuer.name, "no new tokens for now: {error}");
-                sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_RETRY);
+            while self.fill(&self.asking.lock().await).await.is_err() {
+                let pause = self.trouble.lock().as_ref().map(|trouble| trouble.pause);
+                sleep(pause.unwrap_or(RETRY)).await;
             }
-            pause = RETRY;
         }
     }
 
-    /// Asks for what is missing of each name.
-    async fn fill(&self) -> Result<(), AskError> {
-        let missing = |(_, challenge): &(String, [u8; 32])| {
-            let has = self.stock.lock().count(challenge)?;
-            Ok::<_, AskError>((*challenge, self.issuer.keep.saturating_sub(has)))
+    /// Somebody waits for a token for this name.
+    async fn fill_for(&self, origin: &Origin) {
+        let asking = self.asking.lock().await;
+        let lately = |trouble: &Trouble| trouble.at.elapsed() < trouble.pause;
+        let has_failed = self.trouble.lock().as_ref().is_some_and(lately);
+        let left = self.purse.lock().count(&origin.challenge);
+        if has_failed || left.is_ok_and(|left| left > 0) {
+            return;
+        }
+        if self.fill(&asking).await.is_err() {
+            self.low.notify_one();
+        }
+    }
+
+    /// Asks for what is missing of each name, and notes how that went.
+    async fn fill(&self, _asking: &sync::MutexGuard<'_, ()>) -> Result<(), AskError> {
+        let filled = self.ask_for_missing().await;
+        let mut trouble = self.trouble.lock();
+        let last = trouble.take();
+        if let Err(why) = &filled {
+            warn!(issuer = self.issuer.name, "no new tokens for now: {why}");
+            let pause = last.map_or(RETRY, |last| last.pause * 2);
+            *trouble = Some(Trouble {
+                why: why.to_string(),
+                at: Instant::now(),
+                pause: pause.min(LONGEST_RETRY),
+            });
+        }
+        filled
+    }
+
+    async fn ask_for_missing(&self) -> Result<(), AskError> {
+        let origins = self.origins.lock().clone();
+        let missing = |origin: Origin| {
+            let has = self.purse.lock().count(&origin.challenge);
+            let has = has.map_err(AskError::Purse)?;
+            Ok::<_, AskError>((origin.challenge, self.issuer.keep.saturating_sub(has)))
         };
-        let wanted: Vec<_> = self.origins.iter().map(missing).collect::<Result<_, _>>()?;
+        let wanted: Vec<_> = origins.into_iter().map(missing).collect::<Result<_, _>>()?;
         if wanted.iter().all(|(_, missing)| *missing == 0) {
             return Ok(());
         }
         let keys = self.ask(Method::GET, DIRECTORY, None).await?;
         let keys = KeyDirectory::parse(&String::from_utf8_lossy(&keys))?;
         let listed: Vec<_> = keys.keys.iter().map(|it| *it.key.id()).collect();
+        let retained = self.purse.lock().retain(&listed);
+        retained.map_err(AskError::Purse)?;
         for (challenge, missing) in wanted.into_iter().filter(|(_, missing)| *missing > 0) {
-            self.stock.lock().retain(&challenge, &listed)?;
             let tokens = self.issued(&keys, challenge, missing).await?;
-            self.stock.lock().put(&tokens)?;
+            let put = self.purse.lock().put(&tokens);
+            put.map_err(AskError::Purse)?;
         }
         Ok(())
     }
@@ -323,7 +500,7 @@ impl Wallet {
             Some(pin) => Trust::Pins(vec![pin]),
             None => Trust::WebPki,
         };
-        let tls = client_tls(&trust, &[ALPN_HTTP1]).map_err(std::io::Error::other)?;
+        let tls = client_tls(&trust, &[ALPN_HTTP1]).map_err(io::Error::other)?;
         let stream = TlsConnector::from(Arc::new(tls))
             .connect(server_name(address)?, stream)
             .await?;
@@ -394,11 +571,11 @@ fn path_of(uri: &str) -> String {
     path.unwrap_or_else(|| "/".into())
 }
 
-fn server_name(address: &Target) -> Result<ServerName<'static>, std::io::Error> {
+fn server_name(address: &Target) -> Result<ServerName<'static>, io::Error> {
     match &address.host {
         Host::Ip(ip) => Ok(ServerName::from(*ip)),
         Host::Name(name) => {
-            ServerName::try_from(name.as_str().to_owned()).map_err(std::io::Error::other)
+            ServerName::try_from(name.as_str().to_owned()).map_err(io::Error::other)
         }
     }
 }

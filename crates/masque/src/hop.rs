@@ -42,11 +42,11 @@ pub struct Relay {
 
 /// Tokens for one relay, none of which was ever shown: each is for one connection, so that no two of them are known to be the same client's.
 pub trait TokenSource: fmt::Debug + Send + Sync {
-    /// One of them; it is this caller's alone.
+    /// One of them; it is this caller's alone. It may have to be waited for.
     ///
     /// # Errors
     /// [`ErrorKind::Forbidden`] if they have run out.
-    fn take(&self) -> Result<PrivateToken, Error>;
+    fn take(&self) -> Opening<'_, PrivateToken>;
 }
 
 /// An overlay that ends at one relay. Cheap to clone.

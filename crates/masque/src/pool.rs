@@ -84,7 +84,7 @@ impl Pool {
     }
 
     /// A token for a new connection.
-    fn token(&self) -> Result<Option<PrivateToken>, Error> {
+    async fn token(&self) -> Result<Option<PrivateToken>, Error> {
         let Some(tokens) = &self.tokens else {
             return Ok(None);
         };
@@ -94,7 +94,7 @@ impl Pool {
             let error = Error::new(ErrorKind::Forbidden, doing);
             return Err(error.because(Reason::Authentication));
         }
-        tokens.take().map(Some)
+        tokens.take().await.map(Some)
     }
 
     /// Waits until the pool is gone, without keeping it.
@@ -248,7 +248,7 @@ async fn dial(pool: Arc<Pool>, token: Isolation) -> Result<Arc<Connection>, Erro
     };
     let link = pool.dialer.race(&terms).await?;
     // Only now: what cannot be reached costs no token.
-    let connection = Connection::start(link, pool.token()?, pool.told.clone()).await?;
+    let connection = Connection::start(link, pool.token().await?, pool.told.clone()).await?;
     pool.keep(&token, &connection);
     follow(&Arc::downgrade(&pool), &token, connection.clone());
     Ok(connection)
@@ -328,7 +328,9 @@ async fn back_to_quic(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<Con
         let Ok(link) = strong.dialer.quic(&terms).await else {
             continue;
         };
-        let Ok(fresh) = strong.token() else { continue };
+        let Ok(fresh) = strong.token().await else {
+            continue;
+        };
         let Ok(quic) = Connection::start(Link::Quic(link), fresh, strong.told.clone()).await else {
             continue;
         };

@@ -4,7 +4,7 @@
 //! They speak over a pair of Unix sockets that keep the borders of messages (unix(7), SOCK_SEQPACKET). What the worker says is one of the
 //! few things of [`FromWorker`]: nothing of it names a rule, a route, a file, an address or a program, so whoever takes the worker over can stop the
 //! traffic and see it, but not open what is blocked. Its sockets need a mark, which only a privileged process may set: it hands each to the
-//! other one, where a thread sets that one mark.
+//! other one, where a thread sets that one mark; another thread has the files of private tokens ([`super::stocks`]).
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ use std::{
 
 use hoplite_mediator::tun::{self, Counters, Device, Transparent};
 use hoplite_overlay::{
-    Direct, Overlay,
+    Direct, Error, Overlay, Reason,
     direct::rights::{Right, force_buffers},
 };
 use parking_lot::Mutex;
@@ -50,10 +50,14 @@ use crate::{
     listed::{self, DirectoryCache, Keeper, Listed},
     process::{Recording, Signals},
     say::{Complaint, Failure},
+    wallet::{TokensLeft, Wallets},
 };
 
 /// Bytes of a message. A larger one is a reason to end the worker.
 const MAX_MESSAGE: usize = 64 * 1024;
+
+/// Descriptors that come with a message.
+const MAX_DESCRIPTORS: usize = 3;
 
 /// Bytes of what is kept of the directory.
 const LARGEST_KEPT: u64 = 32 << 20;
@@ -62,12 +66,15 @@ const LARGEST_KEPT: u64 = 32 << 20;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum ToWorker {
-    /// What it must know of the machine. Comes with the socket by which it has sockets marked, and what is kept of the directory.
+    /// What it must know of the machine. Comes with the socket by which it has sockets marked, what is kept of the directory, and the socket by
+    /// which it has private tokens.
     Begin {
         /// Whom the networks say to ask for names.
         servers: Vec<SocketAddr>,
         /// Whether the system may be asked for names now.
         asks_system: bool,
+        /// Whether traffic has flowed before, by another worker.
+        again: bool,
         /// Those of its addresses that programs can use.
         addresses: Vec<IpAddr>,
     },
@@ -122,7 +129,7 @@ impl Channel {
     /// Sends a message, and a descriptor with it.
     pub(super) fn send(&self, message: &impl Serialize, with: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = serde_json::to_vec(message)?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !with.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(with));
@@ -156,7 +163,7 @@ impl Channel {
 }
 
 fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let parts = &mut [IoSliceMut::new(bytes)];
     let received = recvmsg(socket, parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
@@ -173,7 +180,7 @@ fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedF
     }
 }
 
-fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     Ok(socketpair(family, kind, SocketFlags::CLOEXEC, None)?)
 }
@@ -186,8 +193,12 @@ pub(super) struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    /// Starts this command line again as a worker. It gets `kept` and a socket for its marks with `begin`. Needs a tokio runtime.
-    pub(super) fn start(begin: &ToWorker, kept: &DirectoryCache) -> io::Result<Self> {
+    /// Starts this command line again as a worker. It gets `kept`, `tokens` and a socket for its marks with `begin`. Needs a tokio runtime.
+    pub(super) fn start(
+        begin: &ToWorker,
+        kept: &DirectoryCache,
+        tokens: &OwnedFd,
+    ) -> io::Result<Self> {
         let (ours, theirs) = pair()?;
         let child = Command::new("/proc/self/exe")
             .args(std::env::args_os().skip(1))
@@ -204,7 +215,8 @@ impl WorkerProcess {
             .name("marks".into())
             .spawn(move || mark_sockets(&marks))?;
         let kept = written(kept)?;
-        worker.channel.send(begin, &[asked.as_fd(), kept.as_fd()])?;
+        let with = [asked.as_fd(), kept.as_fd(), tokens.as_fd()];
+        worker.channel.send(begin, &with)?;
         Ok(worker)
     }
 
@@ -359,10 +371,21 @@ pub(super) struct Task {
 
 /// What it carries by.
 struct WorkerOverlay {
+    again: bool,
     listed: Option<Listed>,
+    wallets: Wallets,
     carried: ClientOverlay,
     overlay: Arc<dyn Overlay>,
     names: Arc<Remembering>,
+}
+
+impl WorkerOverlay {
+    /// Whether all that is wrong is that there are no private tokens for now.
+    fn has_run_out(&self, error: &Error) -> bool {
+        let is_out = |left: &TokensLeft| left.left == 0;
+        let is_refused = error.reason() == Some(Reason::Authentication);
+        self.again && is_refused && self.wallets.left().iter().any(is_out)
+    }
 }
 
 /// The process that carries the traffic: it speaks with relays and programs, and has no right to anything but the descriptors that it was given.
@@ -413,6 +436,7 @@ async fn prepare(
         ToWorker::Begin {
             servers,
             asks_system,
+            again,
             addresses,
         },
         with,
@@ -420,8 +444,8 @@ async fn prepare(
     else {
         return Ok(None);
     };
-    let [marks, kept] =
-        <[OwnedFd; 2]>::try_from(with).map_err(|_| failed(&"two descriptors did not come"))?;
+    let [marks, kept, tokens] =
+        <[OwnedFd; 3]>::try_from(with).map_err(|_| failed(&"three descriptors did not come"))?;
     leave_marks_to(marks);
     let kept = read(kept).map_err(|error| failed(&error))?;
     let keeper = Some(keeper(kept, channel));
@@ -429,10 +453,14 @@ async fn prepare(
     let marked = Direct::for_tunnels().mark(MARK);
     let listed = listed::prepare(&mut task.client, &marked, keeper).await?;
     let names = traffic::names(&task.client, &servers, asks_system).await;
-    let carried = traffic::carried(&task.client, listed.as_ref(), &task.recording, &names)?;
+    let wallets = traffic::wallets(&task.client, tokens, &names).await?;
+    let kept = (listed.as_ref(), wallets.clone());
+    let carried = traffic::carried(&task.client, kept, &task.recording, &names)?;
     let overlay = traffic::split(&task.client, &carried, &names);
     let worker_overlay = WorkerOverlay {
+        again,
         listed,
+        wallets,
         carried,
         overlay,
         names,
@@ -481,9 +509,15 @@ impl Worker<'_> {
                     }
                     probed = &mut probing, if probes => {
                         probes = false;
-                        probed.map_err(|error| traffic::failure(&error, worker_overlay.carried.missing()))?;
-                        let report = Box::new(self.report(worker_overlay));
-                        self.say(&FromWorker::Flows(report))?;
+                        match probed {
+                            // Another worker would have no more of them, and ask the issuer each time.
+                            Err(error) if worker_overlay.has_run_out(&error) => warn!("{error}: nothing passes"),
+                            Err(error) => return Err(traffic::failure(&error, worker_overlay.carried.missing())),
+                            Ok(()) => {
+                                let report = Box::new(self.report(worker_overlay));
+                                self.say(&FromWorker::Flows(report))?;
+                            }
+                        }
                     }
                     told = self.channel.next() => {
                         match told.map_err(|error| failed(&error))? {
@@ -573,6 +607,7 @@ impl Worker<'_> {
             connected: carried.missing().is_none(),
             channel: carried.channel().map(str::to_owned),
             split_until: listed.and_then(Listed::split_until),
+            tokens: worker_overlay.wallets.left(),
             flows: open_flows(&live),
             counters,
         }

@@ -21,6 +21,7 @@ use tokio::{
 };
 
 use super::nftables::Standing;
+use crate::wallet::TokensLeft;
 
 /// How long a question may take to arrive.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
@@ -238,6 +239,9 @@ pub(crate) struct Process {
     /// none to use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) split_until: Option<u64>,
+    /// Private tokens that are left.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tokens: Vec<TokensLeft>,
     /// Whether what does not go through it is blocked.
     pub(crate) block: bool,
     /// How many routing rules of other programs come before ours.
@@ -266,6 +270,8 @@ pub(crate) struct Report {
     pub(crate) channel: Option<String>,
     /// As [`Process::split_until`].
     pub(crate) split_until: Option<u64>,
+    /// Private tokens that are left.
+    pub(crate) tokens: Vec<TokensLeft>,
     /// Flows open now, by kind.
     pub(crate) flows: BTreeMap<String, u64>,
     /// Everything that is counted.
@@ -283,6 +289,12 @@ impl Report {
                 .take(PATH)
                 .collect(),
             channel: self.channel.map(|channel| plain(&channel)),
+            tokens: self
+                .tokens
+                .iter()
+                .map(TokensLeft::plain)
+                .take(NAMES)
+                .collect(),
             ..self
         }
     }
@@ -290,6 +302,9 @@ impl Report {
 
 /// Relays that are shown of a path.
 const PATH: usize = 16;
+
+/// Names that are shown of those that tokens are for.
+const NAMES: usize = 256;
 
 /// Characters that are shown of a text.
 const SHOWN: usize = 512;
@@ -386,7 +401,32 @@ impl Process {
             ),
         ];
         let split = self.split_until.map(split_line);
-        lines.into_iter().chain(split).chain(before).collect()
+        let tokens = self.tokens.iter().map(tokens_line);
+        let lines = lines.into_iter().chain(split).chain(before);
+        lines.chain(tokens).collect()
+    }
+}
+
+impl TokensLeft {
+    fn plain(&self) -> Self {
+        Self {
+            origin: plain(&self.origin),
+            left: self.left,
+            trouble: self.trouble.as_deref().map(plain),
+        }
+    }
+}
+
+fn tokens_line(tokens: &TokensLeft) -> String {
+    let TokensLeft { origin, left, .. } = tokens;
+    let trouble = tokens.trouble.as_deref();
+    let trouble = trouble.map(|why| format!("; the issuer has given no more: {why}"));
+    let trouble = trouble.unwrap_or_default();
+    match left {
+        0 => format!(
+            "private tokens for {origin} have run out: what is connected goes on, no new connection is made{trouble}"
+        ),
+        left => format!("private tokens for {origin}: {left} left{trouble}"),
     }
 }
 
@@ -508,6 +548,34 @@ mod status_tests {
         assert!(lines(Some(0)).contains("no earlier list to use"));
         assert_eq!(flat(&status(None)).get("split_until"), None);
         assert_eq!(flat(&status(Some(7)))["split_until"], 7);
+    }
+
+    #[test]
+    fn tokens_that_have_run_out_are_told_and_a_worker_cannot_write_to_a_terminal_by_them() {
+        let left = |left| TokensLeft {
+            origin: "amber\u{1b}[2J".into(),
+            left,
+            trouble: (left == 0).then(|| "it answered 429\n".into()),
+        };
+        let report = Report {
+            tokens: vec![left(0), left(7)],
+            ..Report::default()
+        };
+        let process = Process {
+            tokens: report.plain().tokens,
+            ..Process::default()
+        };
+        let lines = process.lines().join("|");
+        assert!(
+            lines.contains("private tokens for amber[2J have run out"),
+            "{lines}"
+        );
+        assert!(lines.contains("given no more: it answered 429"), "{lines}");
+        assert!(
+            lines.contains("private tokens for amber[2J: 7 left"),
+            "{lines}"
+        );
+        assert!(!lines.contains(char::is_control), "{lines}");
     }
 
     #[test]

@@ -21,6 +21,7 @@ use super::{
     driver::{Found, System},
     nftables::{self, Standing},
     plan::{self, Facts, Leave, Plan, Taken, Wanted, Way},
+    stocks,
     watch::{Files, Kernel},
 };
 use crate::{
@@ -211,7 +212,8 @@ impl<'a> Session<'a> {
             return match self.worker {
                 Some(_) => Err(ended()),
                 None => {
-                    self.worker = Some(start(self.orders, &self.facts, false)?);
+                    let again = self.since.is_some();
+                    self.worker = Some(start(self.orders, &self.facts, (false, again))?);
                     Ok(Found::All)
                 }
             };
@@ -406,6 +408,7 @@ impl<'a> Session<'a> {
             connected: report.connected,
             channel: report.channel,
             split_until: report.split_until,
+            tokens: report.tokens,
             block: self.orders.wanted.block,
             before: self.taken.machine().before(),
             dns: self.plan.names().to_owned(),
@@ -490,17 +493,23 @@ async fn changed(files: &mut Option<Files>) {
     }
 }
 
-fn start(orders: &Orders, facts: &Facts, asks_system: bool) -> Result<WorkerProcess, Failure> {
+fn start(
+    orders: &Orders,
+    facts: &Facts,
+    (asks_system, again): (bool, bool),
+) -> Result<WorkerProcess, Failure> {
     let begin = ToWorker::Begin {
         servers: facts.servers.clone(),
         asks_system,
+        again,
         addresses: facts.usable(&orders.wanted.addresses),
     };
     let kept = match &orders.client.config.directory {
         Some(file) => DirectoryCache::load(file)?,
         None => DirectoryCache::default(),
     };
-    WorkerProcess::start(&begin, &kept).map_err(|error| {
+    let tokens = stocks::serve(&orders.client.config.issuer)?;
+    WorkerProcess::start(&begin, &kept, &tokens).map_err(|error| {
         let remedy = "raise the limits of processes and open files";
         Failure::new("starting the process that carries traffic", error, remedy)
     })
@@ -544,7 +553,8 @@ async fn prepare(
     facts: &Facts,
     signals: &mut Signals,
 ) -> Result<(WorkerProcess, Control), Failure> {
-    let worker = start(orders, facts, !facts.blocked && !facts.asks_us)?;
+    let asks_system = !facts.blocked && !facts.asks_us;
+    let worker = start(orders, facts, (asks_system, false))?;
     prepared(orders, &worker, signals).await?;
     let control = Control::listen(&orders.run_dir, &orders.wanted.name)
         .map_err(|error| Failure::file("listening in", &orders.run_dir, &error))?;

@@ -5,6 +5,7 @@ use std::{
     collections::HashMap,
     fmt,
     net::{IpAddr, SocketAddr},
+    os::fd::OwnedFd,
     sync::Arc,
     time::Duration,
 };
@@ -22,13 +23,14 @@ use hoplite_wire::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::plan::MARK;
+use super::{plan::MARK, stocks::Elsewhere};
 use crate::{
     client::{self, ClientOverlay, Underlay},
-    config::client::{Client, takeover::Domain},
+    config::client::{Client, Issuer, takeover::Domain},
     listed::Listed,
     process,
     say::Failure,
+    wallet::{Purse, Wallets},
 };
 
 /// How long the names of relays may take before anything is taken over.
@@ -37,7 +39,7 @@ const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a path at rest is looked at: seldom, for the kernel tells when the network changes, and an idle device should sleep.
 const REST: Duration = Duration::from_secs(60);
 
-/// Looks up the names of relays while the system can still be asked.
+/// Looks up the names of relays and issuers while the system can still be asked.
 pub(super) async fn names(
     client: &Client,
     servers: &[SocketAddr],
@@ -46,8 +48,10 @@ pub(super) async fn names(
     let names = Remembering::default();
     names.ask(servers);
     if asks_system {
-        let first = first_relays(client);
-        join_all(first.into_iter().map(|name| learn(&names, name))).await;
+        let issuers = client.config.issuer.iter();
+        let issuers = issuers.filter_map(|issuer| named(&issuer.address));
+        let first = first_relays(client).into_iter().chain(issuers);
+        join_all(first.map(|name| learn(&names, name))).await;
     }
     Arc::new(names)
 }
@@ -69,29 +73,51 @@ fn first_relays(client: &Client) -> Vec<HostName> {
         .relay
         .iter()
         .filter(|relay| may_be_first(&relay.name));
-    let name = |relay: &crate::config::client::Relay| match &relay.address.host {
+    relays.filter_map(|relay| named(&relay.address)).collect()
+}
+
+fn named(address: &Target) -> Option<HostName> {
+    match &address.host {
         Host::Name(name) => Some(name.clone()),
         Host::Ip(_) => None,
+    }
+}
+
+/// Private tokens, whose files the process at the other end of `socket` has. Their issuers are asked by marked sockets, as the first relay is dialled:
+/// before there is a path, and never over it (see [`crate::wallet`]).
+pub(super) async fn wallets(
+    client: &Client,
+    socket: OwnedFd,
+    names: &Arc<Remembering>,
+) -> Result<Wallets, Failure> {
+    let purse = |(number, _): (usize, &Issuer)| {
+        let socket = socket.try_clone().map_err(|error| {
+            let remedy = "raise the limit of open files";
+            Failure::new("reaching the private tokens", error, remedy)
+        })?;
+        Ok(Box::new(Elsewhere::new(socket, number)) as Box<dyn Purse>)
     };
-    relays.filter_map(name).collect()
+    Wallets::open(&client.config, &marked(names), purse).await
+}
+
+fn marked(names: &Arc<Remembering>) -> Direct {
+    let direct = Direct::for_tunnels().mark(MARK);
+    direct.resolver(Arc::clone(names) as _)
 }
 
 /// The path.
 pub(super) fn carried(
     client: &Client,
-    listed: Option<&Listed>,
+    (listed, wallets): (Option<&Listed>, Wallets),
     recording: &process::Recording,
     names: &Arc<Remembering>,
 ) -> Result<ClientOverlay, Failure> {
     let underlay = Underlay {
-        tunnels: Direct::for_tunnels()
-            .mark(MARK)
-            .resolver(Arc::clone(names) as _),
+        tunnels: marked(names),
         flows: past(names),
         rest: Some(REST),
         tokens: false,
-        // The process that reads the network may not read the stock: see `up::load`.
-        wallets: None,
+        wallets,
     };
     client::overlay_of(client, listed, recording.watch(), &underlay)
 }
@@ -382,7 +408,9 @@ pub(super) fn failure(error: &Error, missing: Option<(usize, String)>) -> Failur
         (_, Some(Reason::Identity)) => {
             "correct the pin or the onion key, or ask the operator whether it is new"
         }
-        (_, Some(Reason::Authentication)) => "correct the token",
+        (_, Some(Reason::Authentication)) => {
+            "correct the token; private ones that have run out the issuer's operator gives"
+        }
         (ErrorKind::EntryUnreachable, _) => {
             "check your network and the first relay's address, or choose another first relay"
         }

@@ -132,6 +132,61 @@ state > after; diff before after
 }
 
 #[test]
+fn the_issuer_of_private_tokens_is_asked_while_all_else_is_blocked_and_status_says_when_they_have_run_out()
+ {
+    nothing_leaves(
+        r#"
+until_next_day=$((86400 - $(date +%s) % 86400))
+if [ "$until_next_day" -lt 90 ]; then sleep "$until_next_day"; fi
+mkdir issuer
+printf 'listen = "192.0.2.254:8443"\n[[account]]\nname = "ann"\ntoken = "secret of ann"\ntokens_per_day = 3\n' > issuer/issuer.toml
+in_world "$HOPLITE" issuer --config issuer/issuer.toml 2> issuer.log &
+until_true grep -q 'the issuer is up' issuer.log
+issuer_pin=$(grep -o 'sha256:[A-Za-z0-9_+/=-]*' issuer.log | head -n 1)
+in_world python3 -c 'import ssl, urllib.request as u
+print(u.urlopen("https://192.0.2.254:8443/.well-known/private-token-issuer-directory", context=ssl._create_unverified_context()).read().decode())' > keys.json
+"$HOPLITE" keygen --out identity | grep -o 'sha256:[^"[:space:]]*' | head -n 1 > pin
+printf 'listen = ["127.0.0.1:4433"]\nidentity = "identity"\n[auth.private_tokens]\nissuer = "i"\norigin = "r"\nkeys = "keys.json"\n' > relay.toml
+"$HOPLITE" relay --config relay.toml 2> relay.log &
+config 127.0.0.1:4433 > client.toml
+printf 'issuer = "i"\n[[issuer]]\nname = "i"\naddress = "192.0.2.254:8443"\npin = "%s"\ntoken = "secret of ann"\nkeep = 3\nstock = "stock"\n' "$issuer_pin" >> client.toml
+flows() { getent ahostsv4 "$1.example" | grep -q '^198\.1[89]\.'; }
+allowed='> 192\.0\.2\.254\.8443: '
+worker_now() { "$HOPLITE" status --json | sed 's/.*"worker":\([0-9]*\).*/\1/'; }
+another() { now=$(worker_now) && [ "$now" != "$worker" ] && [ "$now" != 0 ]; }
+"$HOPLITE" up --block-only
+left > /dev/null
+talking
+up
+flows first
+"$HOPLITE" status | grep 'private tokens for r: 2 left'
+rounds
+nothing_left "up with tokens"
+frames | grep -q "$allowed"
+[ "$(stat -c '%u %a' stock)" = "$(id -u) 600" ]
+for left_over in 1 0; do
+  worker=$(worker_now)
+  kill -KILL "$worker"
+  until_true another
+  until_true sh -c "'$HOPLITE' status --json | grep -q '\"left\":$left_over[,}]'"
+done
+until_true flows last
+worker=$(worker_now)
+kill -KILL "$worker"
+until_true another
+until_true sh -c "'$HOPLITE' status | grep 'private tokens for r have run out.*given no more: it answered 429'"
+worker=$(worker_now)
+rounds
+nothing_left "without tokens"
+[ "$(worker_now)" = "$worker" ]
+is_blocked || past | grep -q hoplite0
+silence
+"$HOPLITE" down
+"#,
+    );
+}
+
+#[test]
 fn nothing_leaves_at_boot_while_somebody_flushes_nftables_rules_and_routes() {
     nothing_leaves(
         r#"

@@ -3,7 +3,7 @@
 use std::{collections::HashSet, sync::Arc};
 
 use hoplite_masque::{Config, Path, TokenSource};
-use hoplite_overlay::{Error, ErrorKind, Isolation, Overlay, Reason, Terms};
+use hoplite_overlay::{Error, ErrorKind, Isolation, Opening, Overlay, Reason, Terms};
 use hoplite_relay::{Handle, config::PrivateTokens};
 use hoplite_testing::{
     path::{direct, known},
@@ -25,12 +25,12 @@ struct Purse {
 }
 
 impl TokenSource for Purse {
-    fn take(&self) -> Result<PrivateToken, Error> {
+    fn take(&self) -> Opening<'_, PrivateToken> {
         let taken = self.left.lock().pop();
         let none = || Error::new(ErrorKind::Forbidden, "taking a token: they have run out");
-        let taken = taken.ok_or_else(|| none().because(Reason::Authentication))?;
-        self.shown.lock().push(taken.clone());
-        Ok(taken)
+        let taken = taken.ok_or_else(|| none().because(Reason::Authentication));
+        self.shown.lock().extend(taken.iter().cloned());
+        Box::pin(async move { taken })
     }
 }
 
