@@ -150,10 +150,8 @@ pub(crate) struct Wallets(Vec<Arc<Wallet>>);
 /// The stock of one issuer.
 struct Wallet {
     issuer: Issuer,
-    /// What tokens are kept for: those that the file names; or, with a list of relays, those that were used last, the last at the end.
-    origins: Mutex<Vec<Origin>>,
-    /// Whether relays come from a list.
-    listed: bool,
+    /// What tokens are kept for.
+    origins: Vec<Origin>,
     purse: Mutex<Box<dyn Purse>>,
     /// Told when half of what is kept for a name is spent.
     low: Notify,
@@ -227,7 +225,7 @@ enum AskError {
 }
 
 impl Wallets {
-    /// Takes the stock of each issuer that relays of the file, or of its list, may want tokens of, from `purse`. Asks for tokens where there are none,
+    /// Takes the stock of each issuer that a relay of the file names from `purse`. Asks for tokens where there are none,
     /// and goes on doing so. `purse` is told an issuer and its place in the file.
     pub(crate) async fn open(
         config: &client::Config,
@@ -238,8 +236,7 @@ impl Wallets {
         for (number, issuer) in config.issuer.iter().enumerate() {
             let named = |relay: &&client::Relay| relay.issuer.as_deref() == Some(&issuer.name);
             let names: BTreeSet<&str> = config.relay.iter().filter(named).map(origin).collect();
-            let listed = config.directory.is_some();
-            if names.is_empty() && !listed {
+            if names.is_empty() {
                 continue;
             }
             let origins = names.into_iter().map(|name| Origin::new(issuer, name));
@@ -249,8 +246,7 @@ impl Wallets {
             })?;
             let wallet = Arc::new(Wallet {
                 issuer: issuer.clone(),
-                origins: Mutex::new(origins),
-                listed,
+                origins,
                 purse: Mutex::new(purse((number, issuer))?),
                 low: Notify::new(),
                 asking: sync::Mutex::new(()),
@@ -320,7 +316,6 @@ impl TokenSource for RelayTokens {
     /// The next one. Where there is none the issuer is asked at once, once for all who wait, unless it has just failed to give any.
     fn take(&self) -> Opening<'_, PrivateToken> {
         Box::pin(async move {
-            self.wallet.wants(&self.origin);
             if let Some(token) = self.taken()? {
                 return Ok(token);
             }
@@ -346,27 +341,13 @@ impl Wallet {
 
     fn left(&self) -> Vec<TokensLeft> {
         let trouble = self.trouble.lock().as_ref().map(|it| it.why.clone());
-        let origins = self.origins.lock().clone();
         let mut purse = self.purse.lock();
-        let of = |origin: Origin| TokensLeft {
+        let of = |origin: &Origin| TokensLeft {
             left: purse.count(&origin.challenge).unwrap_or_default(),
-            origin: origin.name,
+            origin: origin.name.clone(),
             trouble: trouble.clone(),
         };
-        origins.into_iter().map(of).collect()
-    }
-
-    /// Tokens for this name are kept from now on. Of names that only a list has there are as many as the file allows: for the one that was not used for
-    /// longest no more are asked for.
-    fn wants(&self, origin: &Origin) {
-        if !self.listed {
-            return;
-        }
-        let mut origins = self.origins.lock();
-        origins.retain(|other| other != origin);
-        origins.push(origin.clone());
-        let over = origins.len().saturating_sub(self.issuer.names);
-        origins.drain(..over);
+        self.origins.iter().map(of).collect()
     }
 
     fn taken(&self, challenge: &[u8; 32]) -> io::Result<Option<PrivateToken>> {
@@ -424,13 +405,12 @@ impl Wallet {
     }
 
     async fn ask_for_missing(&self) -> Result<(), AskError> {
-        let origins = self.origins.lock().clone();
-        let missing = |origin: Origin| {
+        let missing = |origin: &Origin| {
             let has = self.purse.lock().count(&origin.challenge);
             let has = has.map_err(AskError::Purse)?;
             Ok::<_, AskError>((origin.challenge, self.issuer.keep.saturating_sub(has)))
         };
-        let wanted: Vec<_> = origins.into_iter().map(missing).collect::<Result<_, _>>()?;
+        let wanted: Vec<_> = self.origins.iter().map(missing).collect::<Result<_, _>>()?;
         if wanted.iter().all(|(_, missing)| *missing == 0) {
             return Ok(());
         }

@@ -232,10 +232,6 @@ impl Checker<'_> {
                 let why = format!("expected 2 to 64, found {}", issuer.keep);
                 self.add(&format!("issuer[{i}].keep"), why, "correct the number");
             }
-            if !(1..=64).contains(&issuer.names) {
-                let why = format!("expected 1 to 64, found {}", issuer.names);
-                self.add(&format!("issuer[{i}].names"), why, "correct the number");
-            }
         }
         let names: Vec<&str> = config.issuer.iter().map(|it| it.name.as_str()).collect();
         for (i, relay) in config.relay.iter().enumerate() {

@@ -86,9 +86,6 @@ pub(crate) struct Issuer {
     /// How many tokens are kept for each name that relays take them for; when half are left, more are asked for.
     #[serde(default = "Issuer::default_keep")]
     pub(crate) keep: usize,
-    /// For how many names tokens are kept, if the relays come from a list: those that were used last.
-    #[serde(default = "Issuer::default_names")]
-    pub(crate) names: usize,
 }
 
 impl Issuer {
@@ -98,10 +95,6 @@ impl Issuer {
 
     const fn default_keep() -> usize {
         16
-    }
-
-    const fn default_names() -> usize {
-        8
     }
 }
 
