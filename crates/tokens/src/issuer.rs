@@ -3,11 +3,13 @@
 
 use std::{path::Path, sync::Arc};
 
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use ring::hmac;
 use rusqlite::{Connection, OptionalExtension, params};
 use zeroize::Zeroizing;
 
 use crate::{
-    IssuerKey, KeyDirectory, KeyError, ListedKey,
+    Holder, IssuerKey, KeyDirectory, KeyError, ListedKey,
     private_file::{self, FileError},
 };
 
@@ -16,6 +18,11 @@ const VERSION: i64 = 1;
 const SCHEMA: &str = "
 CREATE TABLE key (epoch INTEGER PRIMARY KEY, pem TEXT NOT NULL);
 CREATE TABLE issued (account TEXT NOT NULL, day INTEGER NOT NULL, tokens INTEGER NOT NULL, PRIMARY KEY (account, day)) WITHOUT ROWID;
+";
+/// What came later; a file without it is given it, and a program that does not know it passes it over.
+const LATER: &str = "
+CREATE TABLE IF NOT EXISTS pepper (value BLOB NOT NULL);
+INSERT INTO pepper SELECT randomblob(32) WHERE NOT EXISTS (SELECT 1 FROM pepper);
 ";
 const DAY: u64 = 24 * 3600;
 
@@ -66,6 +73,8 @@ pub struct Issuer {
     epoch: u64,
     /// Of the last epoch, this one and the next, as far as there are any.
     keys: Vec<(u64, Arc<IssuerKey>)>,
+    /// Without it whoever has the file would find a holder's name by trying all.
+    pepper: hmac::Key,
 }
 
 impl Issuer {
@@ -77,10 +86,15 @@ impl Issuer {
         let file = private_file::open(path, VERSION, SCHEMA)?;
         file.pragma_update(None, "synchronous", "FULL")?;
         file.pragma_update(None, "secure_delete", true)?;
+        file.execute_batch(LATER)?;
+        let pepper = "SELECT value FROM pepper";
+        let pepper = file.query_row(pepper, [], |row| row.get(0).map(Zeroizing::new))?;
+        let pepper: Zeroizing<Vec<u8>> = pepper;
         let mut issuer = Self {
             file,
             epoch: epoch.max(1),
             keys: Vec::new(),
+            pepper: hmac::Key::new(hmac::HMAC_SHA256, &pepper),
         };
         issuer.keys = issuer.kept()?;
         Ok(issuer)
@@ -165,6 +179,15 @@ impl Issuer {
             .into_iter()
             .find(|(_, key)| key.public().truncated_id() == truncated_id);
         found.map(|(_, key)| Arc::clone(key))
+    }
+
+    /// What the holder of an OpenID Connect bearer is called in the file: the same one the same every time, and nobody's name.
+    pub fn pseudonym(&self, holder: &Holder) -> String {
+        // A length before the first part: no two pairs are written alike.
+        let (issuer, name) = (&holder.issuer, &holder.name);
+        let told = format!("{}:{issuer}{name}", issuer.len());
+        let tag = hmac::sign(&self.pepper, told.as_bytes());
+        format!("openid:{}", URL_SAFE_NO_PAD.encode(tag))
     }
 
     /// Gives an account as many of the tokens that it asks for as it may still have today: they count from now on, whatever becomes of them.
@@ -277,5 +300,39 @@ mod tests {
             again.grant(&account("ann"), 1, NOW + DAY).expect("kept"),
             Ok(1)
         );
+    }
+
+    #[test]
+    fn a_holder_has_one_pseudonym_at_each_issuer_and_no_name_in_its_file() {
+        let places = [place(), place()];
+        let holder = |issuer: &str, name: &str| Holder {
+            issuer: issuer.into(),
+            name: name.into(),
+        };
+        let ann = holder("https://login.test", "ann.person");
+        let mut first = issuer(&places[0]);
+        let called = first.pseudonym(&ann);
+        let allowance = Allowance {
+            account: &called,
+            per_day: 5,
+        };
+        assert_eq!(first.grant(&allowance, 5, NOW).expect("kept"), Ok(5));
+        for other in [
+            holder("https://login.test", "ann.persons"),
+            holder("https://login.testann", ".person"),
+        ] {
+            assert_ne!(first.pseudonym(&other), called);
+        }
+        drop(first);
+        assert_eq!(issuer(&places[0]).pseudonym(&ann), called);
+        assert_ne!(
+            issuer(&places[1]).pseudonym(&ann),
+            called,
+            "nobody can try all names"
+        );
+        for file in std::fs::read_dir(places[0].path()).expect("a directory") {
+            let bytes = std::fs::read(file.expect("a file").path()).expect("a file");
+            assert!(!bytes.windows(10).any(|part| part == b"ann.person"));
+        }
     }
 }

@@ -16,6 +16,7 @@
 mod issuer;
 mod key;
 mod key_directory;
+mod openid;
 mod private_file;
 mod spent;
 mod stock;
@@ -24,6 +25,9 @@ mod verifier;
 pub use issuer::{Allowance, Issuer, IssuerError, Refused};
 pub use key::{IssuerKey, KeyError, PendingToken, PublicKey, challenge_digest};
 pub use key_directory::{KeyDirectory, KeyDirectoryError, ListedKey};
+pub use openid::{
+    BearerRefused, BearerRules, Holder, KeySet, MOST_BEARER, ProviderError, discovery_uri, keys_uri,
+};
 pub use private_file::FileError;
 pub use spent::{AlreadySpent, SpentError, SpentTokens};
 pub use stock::{Stock, StockError};
