@@ -109,16 +109,25 @@ fn relay(relay: &Relay) -> Meaning {
 fn issuer(config: &config::issuer::Config) -> Meaning {
     let all = config.account.iter();
     let tokens: u64 = all.map(|account| u64::from(account.tokens_per_day)).sum();
+    let mut lines = vec![
+        format!("answers https://{}", config.listen),
+        format!(
+            "gives {} account(s) {tokens} tokens a day together",
+            config.account.len()
+        ),
+    ];
+    lines.extend(config.oidc.as_ref().map(|oidc| {
+        let (issuer, audience) = (&oidc.issuer, &oidc.audience);
+        let tokens = oidc.tokens_per_day;
+        format!("gives whoever has a bearer of {issuer} for {audience} {tokens} tokens a day")
+    }));
+    lines.push(format!(
+        "takes another key every {} s",
+        config.epoch.as_secs()
+    ));
     Meaning {
         kind: "issuer",
-        lines: vec![
-            format!("answers https://{}", config.listen),
-            format!(
-                "gives {} account(s) {tokens} tokens a day together",
-                config.account.len()
-            ),
-            format!("takes another key every {} s", config.epoch.as_secs()),
-        ],
+        lines,
         warnings: Vec::new(),
     }
 }

@@ -87,12 +87,12 @@ pub(crate) fn value<T: DeserializeOwned>(document: &Document) -> Result<T, Failu
     })
 }
 
-/// Which of the four a file is: a client's names relays, a relay's listens, an authority's names all of them, an issuer's has accounts.
+/// Which of the four a file is: a client's names relays, a relay's listens, an authority's names all of them, an issuer's has accounts, or whose bearers it takes.
 pub(crate) fn kind(document: &Document) -> Result<Kind, Failure> {
     if document.has("authorities") {
         return Ok(Kind::Directory);
     }
-    if document.has("account") {
+    if document.has("account") || document.has("oidc") {
         return Ok(Kind::Issuer);
     }
     let first = |keys: &[&'static str]| keys.iter().copied().find(|key| document.has(key));

@@ -2,13 +2,15 @@
 //! RFC 9576 in one. HTTPS with HTTP/1.1: `/.well-known/private-token-issuer-directory` (RFC 9578 §4) and `/token-request` (§6; batches by
 //! draft-ietf-privacypass-batched-tokens-08). What it grants and what it signs with is decided in `hoplite_tokens::Issuer`.
 
-use std::{convert::Infallible, fmt, net::IpAddr, path::Path, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow, convert::Infallible, fmt, net::IpAddr, path::Path, sync::Arc, time::Duration,
+};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use hoplite_crypto::{ALPN_HTTP1, Certificates, Tokens, server_tls};
-use hoplite_tokens::{Allowance, Issuer, IssuerError, IssuerKey};
+use hoplite_tokens::{Allowance, BearerRefused, Issuer, IssuerError, IssuerKey};
 use hoplite_wire::privacy_pass::{
     BATCH_REQUEST_TYPE, BATCH_RESPONSE_TYPE, PrivacyPassError, REQUEST_TYPE, RESPONSE_TYPE,
     SIGNATURE_LEN, TokenRequest, decode_batch, encode_batch_response,
@@ -20,7 +22,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
+    sync::{Notify, Semaphore},
     task::spawn_blocking,
     time::{sleep, timeout},
 };
@@ -33,6 +35,7 @@ use crate::{
     directory::now,
     http_server::{Client, Place, Places, Rate, Rates, Watched, client},
     identity::{self, Files},
+    openid::{Provider, Unknown},
     process::{self, Asked, Signals},
     say::Failure,
 };
@@ -40,8 +43,8 @@ use crate::{
 /// Where its keys are (RFC 9578 §4), and where tokens are asked for.
 const DIRECTORY: &str = "/.well-known/private-token-issuer-directory";
 const TOKEN_REQUEST: &str = "/token-request";
-/// Bytes of a request's head.
-const HEAD_SIZE: usize = 8192;
+/// Bytes of a request's head: a bearer of a provider has some thousands, and a third more as the password of Basic.
+const HEAD_SIZE: usize = 16_384;
 /// Bytes of a request for one token, and of what stands before a batch of them.
 const REQUEST_SIZE: usize = 3 + SIGNATURE_LEN;
 const BATCH_HEAD: usize = 8;
@@ -60,6 +63,9 @@ struct Accounts {
 struct Server {
     issuer: Mutex<Issuer>,
     accounts: ArcSwap<Accounts>,
+    /// Whose bearers are taken beside them.
+    provider: ArcSwapOption<Provider>,
+    replaced: Notify,
     requests: Mutex<Rates>,
     failures: Mutex<Rates>,
     signers: Semaphore,
@@ -102,6 +108,7 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         tokio::select! {
             () = serve(&listener, &server) => {}
             () = server.keep_rotating() => {}
+            () = server.keep_provider() => {}
             () = stopped => info!("the issuer has stopped"),
         }
         Ok(())
@@ -168,10 +175,10 @@ async fn converse(stream: TcpStream, server: Arc<Server>, from: IpAddr, place: P
 }
 
 /// What is not answered by what was asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Refusal {
     status: StatusCode,
-    why: &'static str,
+    why: Cow<'static, str>,
     /// Seconds after which it may be asked again.
     again_in: Option<u64>,
 }
@@ -179,7 +186,7 @@ struct Refusal {
 const fn refusal(status: StatusCode, why: &'static str) -> Refusal {
     Refusal {
         status,
-        why,
+        why: Cow::Borrowed(why),
         again_in: None,
     }
 }
@@ -224,7 +231,7 @@ fn given(kind: &'static str, body: Bytes) -> Response<Full<Bytes>> {
 }
 
 fn refused(refusal: Refusal) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(refusal.why.into()));
+    let mut response = Response::new(Full::new(refusal.why.into_owned().into()));
     *response.status_mut() = refusal.status;
     let fields = response.headers_mut();
     let text = HeaderValue::from_static("text/plain; charset=us-ascii");
@@ -300,6 +307,8 @@ impl Server {
         Ok(Self {
             issuer: Mutex::new(issuer),
             accounts: ArcSwap::from_pointee(Accounts::new(config)),
+            provider: ArcSwapOption::new(provider_of(config, None)?),
+            replaced: Notify::new(),
             requests: rates(limits.requests, limits.requests_per_client),
             failures: rates(limits.requests, limits.failures_per_client),
             signers: Semaphore::new(signers.min(Semaphore::MAX_PERMITS)),
@@ -316,17 +325,15 @@ impl Server {
     /// Tokens for the account that is shown, as many as it may still have today.
     async fn issue(&self, request: Request<Incoming>, from: IpAddr) -> Result<Answered, Refusal> {
         let (head, body) = request.into_parts();
-        let accounts = self.accounts.load_full();
-        let Some((name, per_day)) = accounts.find(&head.headers) else {
-            return Err(if self.failures.lock().take(from, 1, false) {
-                refusal(StatusCode::UNAUTHORIZED, "no account has this token")
-            } else {
-                refusal(
-                    StatusCode::TOO_MANY_REQUESTS,
-                    "too many tokens of no account: try in a minute",
-                )
-            });
-        };
+        let (name, per_day) = self.account(&head.headers).map_err(|why| {
+            if self.failures.lock().take(from, 1, false) {
+                return why;
+            }
+            refusal(
+                StatusCode::TOO_MANY_REQUESTS,
+                "too many tokens of no account: try in a minute",
+            )
+        })?;
         let most = self.limits.batch.saturating_mul(REQUEST_SIZE) + BATCH_HEAD;
         let body = Limited::new(body, most).collect();
         let body = timeout(self.limits.request, body).await.map_err(|_| {
@@ -339,12 +346,38 @@ impl Server {
             body.map_err(|_| refusal(StatusCode::PAYLOAD_TOO_LARGE, "too many tokens at once"))?;
         let requests = Requests::read(&head.headers, &body.to_bytes(), self.limits.batch)?;
         let keys = self.keys(&requests.all)?;
-        let granted = self.grant(name, *per_day, keys.len())?;
+        let granted = self.grant(&name, per_day, keys.len())?;
         let work = keys.into_iter().zip(&requests.all).take(granted);
         let work = work.map(|(key, request)| (key, request.blinded));
         let mut signatures = self.sign(work.collect()).await?;
         signatures.resize(requests.all.len(), None);
         requests.answer(&signatures)
+    }
+
+    /// Whose account is shown, and how many tokens it may have in a day: one of the file's, or the holder of a provider's bearer by his pseudonym.
+    fn account(&self, fields: &HeaderMap) -> Result<(String, u32), Refusal> {
+        let none = || refusal(StatusCode::UNAUTHORIZED, "no account has this token");
+        let shown = credential(fields).ok_or_else(none)?;
+        let accounts = self.accounts.load();
+        if let Some((name, per_day)) = accounts.find(&shown) {
+            return Ok((name.clone(), *per_day));
+        }
+        let provider = self.provider.load_full().ok_or_else(none)?;
+        let (holder, per_day) = provider.holder(&shown).map_err(|unknown| match unknown {
+            Unknown::NoKeys => refusal(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the identity provider cannot be reached: ask later",
+            ),
+            Unknown::Refused(why @ BearerRefused::NotEntitled) => Refusal {
+                why: Cow::Owned(why.to_string()),
+                ..refusal(StatusCode::FORBIDDEN, "")
+            },
+            Unknown::Refused(why) => Refusal {
+                why: Cow::Owned(format!("no account has this token, and as a bearer: {why}")),
+                ..none()
+            },
+        })?;
+        Ok((self.issuer.lock().pseudonym(&holder), per_day))
     }
 
     /// The key that each request names; all of them, or nothing is counted.
@@ -422,11 +455,33 @@ impl Server {
         }
     }
 
+    /// Keeps the keys of the provider whose bearers are taken, whichever it is.
+    async fn keep_provider(&self) {
+        loop {
+            let provider = self.provider.load_full();
+            let keep = async {
+                match &provider {
+                    Some(provider) => provider.keep().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = keep => {}
+                () = self.replaced.notified() => {}
+            }
+        }
+    }
+
     /// Takes the accounts of the file as it is now.
     fn reload(&self, path: &Path) {
-        match config::load(path) {
-            Ok(config) => {
+        let before = self.provider.load_full();
+        let read = config::load(path)
+            .and_then(|config| Ok((provider_of(&config, before.as_deref())?, config)));
+        match read {
+            Ok((provider, config)) => {
                 self.accounts.store(Arc::new(Accounts::new(&config)));
+                self.provider.store(provider);
+                self.replaced.notify_one();
                 info!(
                     accounts = config.account.len(),
                     "the accounts were read again"
@@ -453,22 +508,34 @@ impl Accounts {
         }
     }
 
-    /// Whose token is shown, as a bearer or as the password of Basic (RFC 6750 §2.1, RFC 7617).
-    fn find(&self, fields: &HeaderMap) -> Option<&(String, u32)> {
-        let value = fields.get(header::AUTHORIZATION)?.as_bytes().trim_ascii();
-        let space = value.iter().position(u8::is_ascii_whitespace)?;
-        let (scheme, shown) = value.split_at(space);
-        let shown = if scheme.eq_ignore_ascii_case(b"bearer") {
-            Zeroizing::new(shown.trim_ascii().to_vec())
-        } else if scheme.eq_ignore_ascii_case(b"basic") {
-            let pair = Zeroizing::new(STANDARD.decode(shown.trim_ascii()).ok()?);
-            let colon = pair.iter().position(|byte| *byte == b':')?;
-            Zeroizing::new(pair.split_at(colon + 1).1.to_vec())
-        } else {
-            return None;
-        };
-        self.allowed.get(self.tokens.find(&shown)?)
+    /// Whose token it is.
+    fn find(&self, shown: &[u8]) -> Option<&(String, u32)> {
+        self.allowed.get(self.tokens.find(shown)?)
     }
+}
+
+/// What is shown as a bearer or as the password of Basic (RFC 6750 §2.1, RFC 7617).
+fn credential(fields: &HeaderMap) -> Option<Zeroizing<Vec<u8>>> {
+    let value = fields.get(header::AUTHORIZATION)?.as_bytes().trim_ascii();
+    let space = value.iter().position(u8::is_ascii_whitespace)?;
+    let (scheme, shown) = value.split_at(space);
+    if scheme.eq_ignore_ascii_case(b"bearer") {
+        return Some(Zeroizing::new(shown.trim_ascii().to_vec()));
+    }
+    if !scheme.eq_ignore_ascii_case(b"basic") {
+        return None;
+    }
+    let pair = Zeroizing::new(STANDARD.decode(shown.trim_ascii()).ok()?);
+    let colon = pair.iter().position(|byte| *byte == b':')?;
+    Some(Zeroizing::new(pair.split_at(colon + 1).1.to_vec()))
+}
+
+fn provider_of(
+    config: &Config,
+    before: Option<&Provider>,
+) -> Result<Option<Arc<Provider>>, Failure> {
+    let provider = config.oidc.as_ref().map(|oidc| Provider::new(oidc, before));
+    Ok(provider.transpose()?.map(Arc::new))
 }
 
 impl fmt::Debug for Server {

@@ -187,6 +187,12 @@ impl KeySet {
         }
     }
 
+    /// How many there are that can be used.
+    #[expect(clippy::len_without_is_empty, reason = "there is one at least")]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// The keys that may have signed what says so.
     fn fitting(&self, id: Option<&str>, algorithm: Algorithm) -> Result<Vec<&Key>, BearerRefused> {
         let named = |key: &&Key| id.is_none() || key.id.as_deref() == id;

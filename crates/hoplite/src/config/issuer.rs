@@ -12,7 +12,10 @@ use hoplite_relay::config::Tls;
 use serde::Deserialize;
 
 use super::Document;
-use crate::say::{Complaint, Failure};
+use crate::{
+    fetch,
+    say::{Complaint, Failure},
+};
 
 /// The whole file.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -31,8 +34,134 @@ pub(crate) struct Config {
     pub(crate) epoch: Duration,
     /// Who may have tokens.
     pub(crate) account: Vec<Account>,
+    /// Whose bearers say who may have tokens, beside the accounts.
+    pub(crate) oidc: Option<Oidc>,
     /// Bounds of the server.
     pub(crate) limits: Limits,
+}
+
+/// An OpenID Connect provider.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Oidc {
+    /// Its address, as it stands in `iss`.
+    pub(crate) issuer: String,
+    /// What must stand in `aud`.
+    pub(crate) audience: String,
+    /// The claim that is the account.
+    #[serde(default = "Oidc::default_claim")]
+    pub(crate) claim: String,
+    /// What else its holder must have.
+    #[serde(default)]
+    pub(crate) require: Option<Require>,
+    /// Tokens that each account may have in a day (UTC).
+    #[serde(default = "Account::default_tokens")]
+    pub(crate) tokens_per_day: u32,
+    /// A file of its keys; without one they are fetched from it.
+    #[serde(default)]
+    pub(crate) keys: Option<PathBuf>,
+    /// A PEM file of the authorities of its certificate, instead of the Web's.
+    #[serde(default)]
+    pub(crate) roots: Option<PathBuf>,
+    /// How often its keys are read again.
+    #[serde(
+        default = "Oidc::default_refresh",
+        deserialize_with = "hoplite_config::seconds"
+    )]
+    pub(crate) refresh: Duration,
+    /// How soon, at the earliest, where one is unknown or they were not to be had.
+    #[serde(
+        default = "Oidc::default_retry",
+        deserialize_with = "hoplite_config::seconds"
+    )]
+    pub(crate) retry: Duration,
+    /// How far its clock and ours may be apart.
+    #[serde(
+        default = "Oidc::default_skew",
+        deserialize_with = "hoplite_config::seconds"
+    )]
+    pub(crate) skew: Duration,
+}
+
+/// A claim, and what it must be or have in it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Require {
+    /// Its name, or a JSON pointer.
+    pub(crate) claim: String,
+    /// The text.
+    pub(crate) value: String,
+}
+
+impl Oidc {
+    fn default_claim() -> String {
+        "sub".into()
+    }
+
+    const fn default_refresh() -> Duration {
+        Duration::from_secs(3600)
+    }
+
+    const fn default_retry() -> Duration {
+        Duration::from_secs(60)
+    }
+
+    const fn default_skew() -> Duration {
+        Duration::from_secs(60)
+    }
+
+    /// Which keys have no sense, and why.
+    fn wrongs(&self) -> Vec<(&'static str, &'static str)> {
+        let minute = Duration::from_secs(60);
+        let mut wrong = Vec::new();
+        let mut ask = |is: bool, key, why| wrong.extend((!is).then_some((key, why)));
+        let fetched = self.keys.is_none();
+        let address = fetch::is_address(&self.issuer);
+        ask(
+            !fetched || address,
+            "issuer",
+            "expected an https:// address, as the provider writes it",
+        );
+        ask(
+            !self.issuer.is_empty(),
+            "issuer",
+            "expected what the provider writes as `iss`",
+        );
+        ask(
+            !self.audience.is_empty(),
+            "audience",
+            "expected what the provider writes as `aud`",
+        );
+        ask(
+            !self.claim.is_empty(),
+            "claim",
+            "expected the name of a claim",
+        );
+        let both = fetched || self.roots.is_none();
+        ask(
+            both,
+            "roots",
+            "with `keys` nothing is fetched: keep one of them",
+        );
+        let refresh = minute..=minute * 1440;
+        ask(
+            refresh.contains(&self.refresh),
+            "refresh",
+            "expected 60 to 86400 seconds",
+        );
+        let retry = Duration::from_secs(1)..=self.refresh;
+        ask(
+            retry.contains(&self.retry),
+            "retry",
+            "expected 1 second to `refresh`",
+        );
+        ask(
+            self.skew <= minute * 10,
+            "skew",
+            "expected 600 seconds at most",
+        );
+        wrong
+    }
 }
 
 /// One account.
@@ -93,6 +222,7 @@ impl Default for Config {
             store: "issuer.sqlite".into(),
             epoch: Duration::from_secs(7 * 24 * 3600),
             account: Vec::new(),
+            oidc: None,
             limits: Limits::default(),
         }
     }
@@ -127,6 +257,10 @@ pub(crate) fn read(document: &Document) -> Result<Config, Failure> {
     config.store = beside(&config.store);
     if let Some(tls) = &mut config.tls {
         (tls.cert, tls.key) = (beside(&tls.cert), beside(&tls.key));
+    }
+    if let Some(oidc) = &mut config.oidc {
+        oidc.keys = oidc.keys.as_ref().map(beside);
+        oidc.roots = oidc.roots.as_ref().map(beside);
     }
     let mut wrong = complaints(&config, document);
     for (i, account) in config.account.iter_mut().enumerate() {
@@ -169,9 +303,12 @@ fn complaints(config: &Config, document: &Document) -> Vec<Complaint> {
     let mut wrong = Vec::new();
     let mut add =
         |key: &str, why: &str, remedy: &str| wrong.push(document.complain(key, why, remedy));
-    if config.account.is_empty() {
+    if config.account.is_empty() && config.oidc.is_none() {
         let why = "without an account nobody can have tokens";
-        add("account", why, "add an [[account]]");
+        add("account", why, "add an [[account]], or [oidc]");
+    }
+    for (key, why) in config.oidc.iter().flat_map(Oidc::wrongs) {
+        add(&format!("oidc.{key}"), why, "correct the value");
     }
     let mut names = HashSet::new();
     for (i, account) in config.account.iter().enumerate() {

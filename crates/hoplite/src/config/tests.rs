@@ -588,6 +588,26 @@ fn what_is_wrong_with_an_issuers_file_is_told_by_key() {
             "[[account]]\nname = \"bob\"\ntoken_file = \"absent\"\n",
             "account[1].token_file",
         ),
+        (
+            "[oidc]\nissuer = \"http://a.test\"\naudience = \"a\"\n",
+            "oidc.issuer",
+        ),
+        (
+            "[oidc]\nissuer = \"https://a.test\"\naudience = \"\"\n",
+            "oidc.audience",
+        ),
+        (
+            "[oidc]\nissuer = \"https://a.test\"\naudience = \"a\"\nrefresh = 59\n",
+            "oidc.refresh",
+        ),
+        (
+            "[oidc]\nissuer = \"https://a.test\"\naudience = \"a\"\nretry = 3601\n",
+            "oidc.retry",
+        ),
+        (
+            "[oidc]\nissuer = \"a\"\naudience = \"a\"\nkeys = \"k\"\nroots = \"r\"\n",
+            "oidc.roots",
+        ),
         ("[limits]\nbatch = 0\n", "limits.batch"),
         ("[limits]\nrequest = 0\n", "limits.request"),
     ] {

@@ -61,6 +61,15 @@ impl Running {
         }
     }
 
+    /// All that it has said and nobody has looked for, and what it still says until its end.
+    pub(crate) fn rest(&mut self) -> String {
+        let mut rest = std::mem::take(&mut self.passed).concat();
+        if let Some(log) = &mut self.log {
+            std::io::Read::read_to_string(log, &mut rest).expect("readable");
+        }
+        rest
+    }
+
     /// The reader of the log goes away.
     pub(crate) fn close_log(&mut self) {
         self.log = None;

@@ -12,6 +12,7 @@ mod hostile;
 mod listed;
 mod namespaces;
 mod onion;
+mod openid;
 mod qlog;
 mod relay;
 mod shares;

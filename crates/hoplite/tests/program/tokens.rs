@@ -29,25 +29,34 @@ const DIRECTORY: &str = "/.well-known/private-token-issuer-directory";
 const NOW: u64 = u64::MAX / 2;
 
 /// A running issuer, and what clients know of it.
-struct Issuer {
+pub(crate) struct Issuer {
     place: TempDir,
-    running: Running,
+    pub(crate) running: Running,
     listen: String,
     pin: String,
 }
 
 /// What it answers: the status, the head, the content.
-struct Answer(u16, String, Vec<u8>);
+pub(crate) struct Answer(pub(crate) u16, pub(crate) String, pub(crate) Vec<u8>);
 
 impl Issuer {
     fn start(accounts: &str) -> Self {
+        Self::of(Self::prepared(accounts))
+    }
+
+    /// A directory with its file.
+    pub(crate) fn prepared(accounts: &str) -> TempDir {
         away_from_midnight();
         let place = tempfile::tempdir().expect("directory");
         write(place.path(), "issuer.toml", &file(accounts));
-        Self::of(place)
+        place
     }
 
-    fn of(place: TempDir) -> Self {
+    pub(crate) fn path(&self) -> &Path {
+        self.place.path()
+    }
+
+    pub(crate) fn of(place: TempDir) -> Self {
         let mut running = Running::start("issuer", &place.path().join("issuer.toml"));
         let up = running.line_with("the issuer is up");
         let (listen, pin) = (value(&up, "listen"), value(&up, "pin"));
@@ -79,11 +88,11 @@ impl Issuer {
         KeyDirectory::parse(&String::from_utf8(body).expect("text")).expect("keys")
     }
 
-    fn key(&self) -> PublicKey {
+    pub(crate) fn key(&self) -> PublicKey {
         self.directory().current(NOW).expect("a key").clone()
     }
 
-    fn batch(&self, account: &str, requests: &[TokenRequest]) -> Answer {
+    pub(crate) fn batch(&self, account: &str, requests: &[TokenRequest]) -> Answer {
         let fields = format!("Authorization: {account}\r\nContent-Type: {BATCH_REQUEST_TYPE}\r\n");
         self.ask("POST", "/token-request", &fields, &encode_batch(requests))
     }
@@ -139,7 +148,7 @@ fn account(name: &str, tokens: u32) -> String {
     )
 }
 
-fn requests(key: &PublicKey, number: usize) -> (Vec<TokenRequest>, Vec<PendingToken>) {
+pub(crate) fn requests(key: &PublicKey, number: usize) -> (Vec<TokenRequest>, Vec<PendingToken>) {
     let verifier = verifier(key);
     let made = (0..number).map(|_| key.request(verifier.challenge_digest()).expect("a request"));
     made.unzip()
