@@ -3,6 +3,7 @@
 
 use std::{fs, path::PathBuf, sync::Arc};
 
+use hoplite_config::hex;
 use hoplite_crypto::{RoutableIds, fleet_reset_key};
 use hoplite_quic::server::{CID_LENGTH, Routing, Secrets};
 use serde::Deserialize;
@@ -31,7 +32,7 @@ pub struct Fleet {
     /// The number of this relay, which no other of the fleet has: two or four hexadecimal digits; or `"ordinal"`: two bytes of the number at the
     /// end of the host's name, `relay-3`, as a StatefulSet gives it.
     pub server_id: String,
-    /// A file with the key that the fleet and its balancers share: 32 hexadecimal digits.
+    /// A file with the key that the fleet and its balancers share: 32 hexadecimal digits. Everybody must not be allowed to read it; its group may.
     pub key: PathBuf,
 }
 
@@ -52,7 +53,7 @@ impl Fleet {
     }
 
     fn written_id(&self) -> Option<Vec<u8>> {
-        bytes(&self.server_id).filter(|id| matches!(id.len(), 1 | 2))
+        hex(&self.server_id).filter(|id| matches!(id.len(), 1 | 2))
     }
 
     fn id(&self) -> Result<Vec<u8>, ConfigError> {
@@ -70,7 +71,7 @@ impl Fleet {
     /// `secrets` with ids by which a balancer finds this relay.
     ///
     /// # Errors
-    /// The key's file cannot be read or has no key in it, or this relay has no number.
+    /// The key's file cannot be read, is open to everybody, or has no key in it, or this relay has no number.
     pub fn apply(&self, secrets: Secrets) -> Result<Secrets, ConfigError> {
         let key = self.read()?;
         let server = self.id()?;
@@ -84,23 +85,12 @@ impl Fleet {
     /// The key.
     ///
     /// # Errors
-    /// The file cannot be read or has no key in it.
+    /// The file cannot be read, is open to everybody, or has no key in it.
     pub fn read(&self) -> Result<Zeroizing<[u8; KEY]>, ConfigError> {
-        let failed = |problem| ConfigError {
+        hoplite_config::hex_key(&self.key).map_err(|problem| ConfigError {
             key: "fleet.key",
             problem,
             file: Some(self.key.clone()),
-        };
-        let text = fs::read_to_string(&self.key).map(Zeroizing::new);
-        let text =
-            text.map_err(|error| failed(format!("cannot read {}: {error}", self.key.display())))?;
-        let key = bytes(text.trim()).map(Zeroizing::new);
-        let key = key.and_then(|key| key.as_slice().try_into().ok());
-        key.map(Zeroizing::new).ok_or_else(|| {
-            failed(format!(
-                "expected 32 hexadecimal digits in {}",
-                self.key.display()
-            ))
         })
     }
 }
@@ -111,17 +101,6 @@ fn ordinal(host: &str) -> Option<Vec<u8>> {
     let (_, number) = first.rsplit_once('-')?;
     let number: u16 = number.parse().ok()?;
     Some(number.to_be_bytes().to_vec())
-}
-
-fn bytes(hex: &str) -> Option<Vec<u8>> {
-    let digit = |digit: &u8| char::from(*digit).to_digit(16);
-    let pairs = hex.as_bytes().chunks(2);
-    pairs
-        .map(|pair| match pair {
-            [high, low] => u8::try_from(digit(high)? << 4 | digit(low)?).ok(),
-            _ => None,
-        })
-        .collect()
 }
 
 /// The ids of one relay.
@@ -180,30 +159,6 @@ mod tests {
         assert_eq!(ordinal("my-relay-258.relay.default.svc"), Some(vec![1, 2]));
         for host in ["relay", "relay-", "relay-65536", "relay-x", ""] {
             assert_eq!(ordinal(host), None, "{host}");
-        }
-    }
-
-    #[test]
-    fn a_key_is_read_from_its_file_and_nothing_else_is_taken_for_one() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let fleet = Fleet {
-            key: directory.path().join("key"),
-            ..fleet("01")
-        };
-        let read = |text: &str| {
-            fs::write(&fleet.key, text).expect("written");
-            fleet
-                .read()
-                .map(|key| *key)
-                .map_err(|error| error.to_string())
-        };
-        assert_eq!(read(&format!("{}\n", "0f".repeat(16))), Ok([0x0f; 16]));
-        for wrong in ["", "0f", &"0f".repeat(17), &"xy".repeat(16)] {
-            let error = read(wrong).expect_err("no key");
-            assert!(
-                wrong.is_empty() || !error.contains(wrong) || wrong == "0f",
-                "{error}"
-            );
         }
     }
 

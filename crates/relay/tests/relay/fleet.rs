@@ -19,6 +19,8 @@ fn key() -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("fleet.key");
     std::fs::write(&path, format!("{:032x}", u128::from_be_bytes(KEY))).expect("written");
+    let owner = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&path, owner).expect("set");
     (directory, path)
 }
 
