@@ -26,9 +26,6 @@ use crate::{
     say::Failure,
 };
 
-/// How long open tunnels may go on after the relay was told to stop.
-const DRAIN: Duration = Duration::from_secs(30);
-
 /// Serves with the file at `path`.
 pub(crate) fn run(path: &Path) -> Result<(), Failure> {
     let loaded = config::relay::load(path)?;
@@ -55,7 +52,7 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         let publisher = Publisher::of(&loaded.config, &handle, onion.as_ref(), current)?;
         let reader = Reader::of(&loaded.config, &handle)?;
         tokio::select! {
-            () = serve(handle, path, &mut signals) => {}
+            () = serve(handle, path, loaded.config.limits.drain, &mut signals) => {}
             () = publish(publisher) => {}
             () = rotate(rotation) => {}
             () = read(reader) => {}
@@ -121,7 +118,8 @@ async fn read(reader: Option<Reader>) {
     }
 }
 
-async fn serve(handle: Handle, path: &Path, signals: &mut Signals) {
+/// `drain` is how long what is open may go on after the relay was told to stop.
+async fn serve(handle: Handle, path: &Path, drain: Duration, signals: &mut Signals) {
     while signals.next().await == Asked::Reload {
         match reload(&handle, path) {
             Ok(()) => info!(pin = %handle.pin(), "tokens and certificates were read again"),
@@ -130,11 +128,11 @@ async fn serve(handle: Handle, path: &Path, signals: &mut Signals) {
     }
     info!(
         "draining: open tunnels may go on for {} s, a second signal stops at once",
-        DRAIN.as_secs()
+        drain.as_secs_f64()
     );
     let again = async { while signals.next().await == Asked::Reload {} };
     tokio::select! {
-        empty = handle.drain(DRAIN) => if empty { info!("the relay has stopped") } else { warn!("the relay has stopped and closed tunnels that were still open") },
+        empty = handle.drain(drain) => if empty { info!("the relay has stopped") } else { warn!("the relay has stopped and closed tunnels that were still open") },
         () = again => warn!("the relay has stopped at once"),
     }
 }

@@ -17,9 +17,16 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A relay that connects to loopback for whoever shows its token, and a client's file for it.
 pub(crate) fn relay(directory: &Path, qlog: Option<&Path>) -> Running {
+    relay_with(directory, qlog, "")
+}
+
+/// The same with more in its file.
+pub(crate) fn relay_with(directory: &Path, qlog: Option<&Path>, more: &str) -> Running {
     fs::write(directory.join("relay.token"), "secret\n").expect("written");
-    let file = "listen = [\"127.0.0.1:0\"]\n[egress]\nallow = [\"127.0.0.0/8\"]\n\
-                [[auth.token]]\nfile = \"relay.token\"\n";
+    let file = format!(
+        "listen = [\"127.0.0.1:0\"]\n[egress]\nallow = [\"127.0.0.0/8\"]\n\
+         [[auth.token]]\nfile = \"relay.token\"\n{more}"
+    );
     fs::write(directory.join("relay.toml"), file).expect("written");
     let mut relay = Running::recorded("relay", &directory.join("relay.toml"), qlog);
     let up = relay.line_with("the relay is up");
@@ -34,7 +41,7 @@ pub(crate) fn relay(directory: &Path, qlog: Option<&Path>) -> Running {
 }
 
 /// A client with this token, its SOCKS port and its HTTP port.
-fn client(directory: &Path, token: &str) -> (Running, u16, u16) {
+pub(crate) fn client(directory: &Path, token: &str) -> (Running, u16, u16) {
     fs::write(directory.join("client.token"), token).expect("written");
     started(Running::start("client", &directory.join("client.toml")))
 }
@@ -75,6 +82,16 @@ pub(crate) fn dial(port: u16) -> TcpStream {
 
 /// The SOCKS reply code, and what comes after it if it is 0.
 pub(crate) fn through_socks(proxy: u16, target: u16) -> (u8, String) {
+    let (code, mut stream) = opened(proxy, target);
+    let mut text = String::new();
+    if code == 0 {
+        stream.read_to_string(&mut text).expect("text");
+    }
+    (code, text)
+}
+
+/// The SOCKS reply code, and the stream to the target that stands if it is 0.
+pub(crate) fn opened(proxy: u16, target: u16) -> (u8, TcpStream) {
     let mut stream = dial(proxy);
     stream.write_all(&[5, 1, 0]).expect("takes");
     stream.read_exact(&mut [0; 2]).expect("greets");
@@ -82,11 +99,7 @@ pub(crate) fn through_socks(proxy: u16, target: u16) -> (u8, String) {
     stream.write_all(&request).expect("takes");
     let mut reply = [0; 10];
     stream.read_exact(&mut reply).expect("answers");
-    let mut text = String::new();
-    if reply[1] == 0 {
-        stream.read_to_string(&mut text).expect("text");
-    }
-    (reply[1], text)
+    (reply[1], stream)
 }
 
 pub(crate) fn through_http(proxy: u16, target: u16) -> String {

@@ -1,8 +1,16 @@
 //! A relay as its operator sees it: it starts, keeps its identity, obeys signals.
 
-use std::fs;
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    os::unix::fs::PermissionsExt,
+};
 
-use crate::common::{Running, value};
+use crate::{
+    client::{client, opened, relay_with},
+    common::{Running, value},
+};
 use rustix::process::Signal;
 
 const FILE: &str = "listen = [\"127.0.0.1:0\"]\n[[auth.token]]\ntoken = \"t\"\n";
@@ -95,4 +103,79 @@ fn a_relay_whose_log_nobody_reads_goes_on() {
     relay.signal(Signal::HUP);
     relay.signal(Signal::TERM);
     assert_eq!(relay.wait_for_end().code(), Some(0));
+}
+
+/// A relay whose file says this of limits, with a stream through it that nobody ends: both ends of it, and the client between.
+fn busy(directory: &std::path::Path, limits: &str) -> (Running, Running, TcpStream, TcpStream) {
+    let limits = format!("[limits]\n{limits}\n");
+    let relay = relay_with(directory, None, &limits);
+    let (client, socks, _) = client(directory, "secret");
+    let target = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("binds");
+    let port = target.local_addr().expect("bound").port();
+    let (code, near) = opened(socks, port);
+    assert_eq!(code, 0);
+    let (far, _) = target.accept().expect("dialled");
+    (relay, client, near, far)
+}
+
+#[test]
+fn a_relay_that_drains_gives_open_tunnels_the_time_of_its_file() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (mut relay, _client, _near, _far) = busy(directory.path(), "drain = 0.25");
+    relay.signal(Signal::TERM);
+    relay.line_with("open tunnels may go on for 0.25 s");
+    relay.line_with("closed tunnels that were still open");
+    assert_eq!(relay.wait_for_end().code(), Some(0));
+}
+
+#[test]
+fn what_ends_while_a_relay_drains_loses_nothing_and_the_relay_stops() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (mut relay, _client, mut near, mut far) = busy(directory.path(), "drain = 86400");
+    relay.signal(Signal::TERM);
+    relay.line_with("open tunnels may go on for 86400 s");
+    far.write_all(&[7; 1 << 20]).expect("takes");
+    drop(far);
+    let mut read = Vec::new();
+    near.read_to_end(&mut read).expect("readable");
+    assert_eq!(read.len(), 1 << 20);
+    drop(near);
+    let last = relay.line_with("the relay has stopped");
+    assert!(!last.contains("still open"), "{last}");
+    assert_eq!(relay.wait_for_end().code(), Some(0));
+}
+
+#[test]
+fn a_second_signal_stops_a_relay_that_drains() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (mut relay, _client, _near, _far) = busy(directory.path(), "drain = 86400");
+    relay.signal(Signal::TERM);
+    relay.line_with("draining");
+    relay.signal(Signal::TERM);
+    relay.line_with("the relay has stopped at once");
+    assert_eq!(relay.wait_for_end().code(), Some(0));
+}
+
+#[test]
+fn a_fleets_key_that_everybody_may_read_is_refused() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (file, key) = (
+        directory.path().join("relay.toml"),
+        directory.path().join("fleet.key"),
+    );
+    let fleet = "[fleet]\nserver_id = \"01\"\nkey = \"fleet.key\"\n";
+    fs::write(&file, format!("{FILE}{fleet}")).expect("written");
+    fs::write(&key, "0f".repeat(16)).expect("written");
+    for (mode, code) in [(0o644, 2), (0o640, 0), (0o400, 0)] {
+        fs::set_permissions(&key, fs::Permissions::from_mode(mode)).expect("set");
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_hoplite"))
+            .args(["check", "--config"])
+            .arg(&file)
+            .output()
+            .expect("runs");
+        let said = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        let told = said.contains("relay.toml:6:7: fleet.key: everybody on this machine");
+        assert_eq!(told, code == 2, "{said}");
+    }
 }

@@ -76,6 +76,10 @@ pub struct Limits {
     /// How long a target may take to accept a TCP connection, in seconds.
     #[serde(deserialize_with = "hoplite_config::seconds")]
     pub connect: Duration,
+    /// How long what is open may go on once the relay drains, in seconds; then it is closed. 0: at once. What stops the relay (systemd, Kubernetes,
+    /// Nomad) must wait for longer.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
+    pub drain: Duration,
     /// The largest header section of a request, in bytes as RFC 9114 §4.2.2 counts; HTTP/1.1 reads 8192 in any
     /// case.
     pub header: usize,
@@ -120,6 +124,7 @@ impl Default for Limits {
             idle_datagrams: Duration::from_secs(180),
             resolve: Duration::from_secs(5),
             connect: Duration::from_secs(10),
+            drain: Duration::from_secs(30),
             header: 16_384,
             memory: 0,
             connection_window: 64 << 20,
