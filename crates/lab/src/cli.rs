@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    calibrate, doctor,
+    balancer, calibrate, doctor,
     errors::Failure,
     experiments::{campaign, scenario, workload, world},
     results::report,
@@ -37,6 +37,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Measure the lab itself: round trip, rate, loss, packets per second, set-up.
     Calibrate(CalibrateArgs),
+    /// Balance UDP and TCP over a fleet of relays by the ids of connections.
+    Balancer(BalancerArgs),
     /// One attempt, inside fresh namespaces: an order on stdin, a report on stdout.
     #[command(name = "__world", hide = true)]
     World,
@@ -106,6 +108,14 @@ pub struct PlotArgs {
     pub files: Vec<PathBuf>,
 }
 
+/// Arguments of `balancer`.
+#[derive(Clone, Debug, Args)]
+pub struct BalancerArgs {
+    /// Where to listen, the fleet's keys and relays (examples/lab/balancer.toml).
+    #[arg(value_name = "FILE.toml")]
+    pub file: PathBuf,
+}
+
 /// Arguments of `merge`.
 #[derive(Clone, Debug, Args)]
 pub struct MergeArgs {
@@ -155,6 +165,7 @@ pub struct CalibrateArgs {
 /// What failed, why, and what to do.
 pub fn run(cli: &Cli) -> Result<(), Failure> {
     match &cli.command {
+        Command::Balancer(args) => balancer::run(args),
         Command::Calibrate(args) => calibrate::run(args),
         Command::World => world::inside::main(),
         Command::Work => workload::run::client::main(),

@@ -2,7 +2,7 @@
 //! It runs binaries and never imports the product's rooms above the seam.
 //!
 //! It has three rooms: the network (`emulator`, `netns`, `topology`), what is run in it (`experiments`), and what comes of it (`results`).
-//! `doctor` and `calibrate` look after the machine.
+//! `doctor` and `calibrate` look after the machine; `balancer` is a program beside all this, in front of a fleet of relays.
 //!
 //! # Not in this room
 //! Virtual time (`sim`), and everything that is measured: the subjects are processes.
@@ -16,6 +16,7 @@
 //!                        results ──▶ analysis ──▶ report
 //! ```
 
+mod balancer;
 pub mod calibrate;
 pub mod cli;
 pub mod doctor;
