@@ -157,10 +157,13 @@ fn complaint(document: &Document, error: &toml::de::Error) -> Complaint {
 }
 
 fn is_secret(key: &str) -> bool {
-    key.ends_with("token")
+    // The last may hold a URL, and the URL a password.
+    ["token", "url", "store"]
+        .iter()
+        .any(|end| key.ends_with(end))
 }
 
-/// A message never repeats a token.
+/// A message never repeats a secret.
 fn without_value(message: &str) -> String {
     let expected = message
         .rsplit_once("expected ")

@@ -6,12 +6,15 @@ use std::{
     collections::VecDeque,
     fmt,
     path::Path,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use hoplite_crypto::{Token, Tokens};
-use hoplite_tokens::{AlreadySpent, KeyDirectory, SpentTokens, TokenRefused, Verifier};
+use hoplite_tokens::{
+    AlreadySpent, KeyDirectory, SpentOptions, SpentTokens, TokenRefused, Verifier,
+};
 use hoplite_wire::privacy_pass::PrivateToken;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -20,6 +23,7 @@ use zeroize::Zeroizing;
 use crate::{
     config::{Auth, ConfigError, PrivateTokens},
     limits::Bucket,
+    metrics::Metrics,
 };
 
 /// What a refused client is asked for (RFC 9110 §11.7.1).
@@ -77,6 +81,7 @@ struct Private {
     spent: SpentTokens,
     again: Again,
     unchecked: Bucket,
+    metrics: Arc<Metrics>,
 }
 
 /// The tokens that admit further connections for a while.
@@ -91,14 +96,16 @@ impl Admission {
     ///
     /// # Errors
     /// A file cannot be read or used.
-    pub(crate) fn new(auth: &Auth) -> Result<Self, ConfigError> {
+    pub(crate) fn new(auth: &Auth, metrics: &Arc<Metrics>) -> Result<Self, ConfigError> {
         let tokens: Vec<Token> = auth
             .token
             .iter()
             .map(|entry| entry.read().map(|text| Token::new(text.to_string())))
             .collect::<Result<_, _>>()?;
         let tokens = (!tokens.is_empty()).then(|| Tokens::new(&tokens));
-        let private = auth.private_tokens.as_ref().map(Private::new).transpose()?;
+        let private = auth.private_tokens.as_ref();
+        let private = private.map(|config| Private::new(config, metrics));
+        let private = private.transpose()?;
         Ok(Self { tokens, private })
     }
 
@@ -145,7 +152,7 @@ impl Admission {
 }
 
 impl Private {
-    fn new(config: &PrivateTokens) -> Result<Self, ConfigError> {
+    fn new(config: &PrivateTokens, metrics: &Arc<Metrics>) -> Result<Self, ConfigError> {
         let keys = std::fs::read_to_string(&config.keys);
         let wrong = |key, why: &dyn fmt::Display, file: &Path| {
             ConfigError::new(key, format!("{}: {why}", file.display()))
@@ -153,9 +160,15 @@ impl Private {
         let unread = |why: &dyn fmt::Display| wrong("auth.private_tokens.keys", why, &config.keys);
         let keys = keys.map_err(|error| unread(&error))?;
         let keys = KeyDirectory::parse(&keys).map_err(|error| unread(&error))?;
-        let ids: Vec<_> = keys.keys.iter().map(|listed| *listed.key.id()).collect();
-        let spent = SpentTokens::open(&config.spent, &ids, unix_time())
-            .map_err(|error| wrong("auth.private_tokens.spent", &error, &config.spent))?;
+        let options = options(config, metrics);
+        let spent = if let Some(store) = &config.store {
+            SpentTokens::share(store.read()?, &keys, store.connections, options)
+        } else {
+            let ids: Vec<_> = keys.keys.iter().map(|listed| *listed.key.id()).collect();
+            let file = config.spent();
+            SpentTokens::open(&file, &ids, unix_time(), options)
+                .map_err(|error| wrong("auth.private_tokens.spent", &error, &file))?
+        };
         let verifier = Verifier::new(&config.issuer, &config.origin, keys);
         Ok(Self {
             verifier: verifier.map_err(|error| {
@@ -167,6 +180,7 @@ impl Private {
                 until: Mutex::default(),
             },
             unchecked: Bucket::per_second(config.unchecked),
+            metrics: Arc::clone(metrics),
         })
     }
 
@@ -204,14 +218,33 @@ impl Private {
             Ok(Err(AlreadySpent)) if self.again.lasts(&nonce) => {}
             Ok(Err(AlreadySpent)) => return Err(NotAdmitted::Token("spent")),
             Err(error) => {
-                let admits = self.unchecked.is_limited() && self.unchecked.admits(1);
-                tracing::error!(%error, admits, "a token may be spent");
-                if !admits {
+                self.metrics.spent_store_failed(error.cause());
+                if !self.unchecked.is_limited() || !self.unchecked.admits(1) {
                     return Err(NotAdmitted::Unknown);
                 }
+                self.metrics.tokens_unchecked.inc();
             }
         }
         Ok(nonce)
+    }
+}
+
+/// What the store of spent tokens is told, and tells: the beginning and the end of an outage, not each of its tokens.
+fn options(config: &PrivateTokens, metrics: &Arc<Metrics>) -> SpentOptions {
+    let (up, unchecked) = (metrics.spent_store_up.clone(), config.unchecked);
+    SpentOptions {
+        deadline: config.deadline,
+        queue: config.queue,
+        told: Arc::new(move |answers| match answers {
+            Ok(()) => {
+                up.set(1);
+                tracing::info!("the store of spent tokens answers");
+            }
+            Err(error) => {
+                up.set(0);
+                tracing::error!(%error, unchecked, "nobody knows which tokens are spent");
+            }
+        }),
     }
 }
 
@@ -275,7 +308,7 @@ mod tests {
             token: tokens.iter().map(entry).collect(),
             ..Auth::default()
         };
-        Admission::new(&auth).expect("tokens")
+        Admission::new(&auth, &Arc::default()).expect("tokens")
     }
 
     fn all(admission: &Admission, values: &[&str]) -> Option<AdmittedClient> {

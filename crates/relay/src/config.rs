@@ -4,6 +4,7 @@
 
 use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
+use hoplite_tokens::SpentOptions;
 use hoplite_wire::{
     Target,
     geofeed::{Geofeed, LineError},
@@ -22,6 +23,7 @@ mod ip;
 mod limits;
 mod onion;
 mod pool;
+mod spent_store;
 mod text;
 
 pub use bound_udp::BoundUdp;
@@ -34,6 +36,7 @@ pub use ip::Ip;
 pub use limits::Limits;
 pub use onion::Onion;
 pub use pool::Pool;
+pub use spent_store::SpentStore;
 
 use crate::policy::Rule;
 
@@ -124,24 +127,71 @@ impl Auth {
 pub struct PrivateTokens {
     /// The issuer's name, as clients write it.
     pub issuer: String,
-    /// What tokens are for: a name of this relay, or of a fleet whose relays share one file of spent tokens.
+    /// What tokens are for: a name of this relay, or of a fleet whose relays share what is spent.
     pub origin: String,
     /// A file with the issuer's directory of keys (RFC 9578 §4); read again when the relay is told to reload.
     pub keys: PathBuf,
-    /// The file of the tokens that are spent.
-    #[serde(default = "PrivateTokens::default_spent")]
-    pub spent: PathBuf,
+    /// The file of the tokens that are spent, for relays of one host; `spent.sqlite` unless there is a `store`.
+    #[serde(default)]
+    pub spent: Option<PathBuf>,
+    /// A server that keeps them instead, for relays of several hosts.
+    #[serde(default)]
+    pub store: Option<SpentStore>,
+    /// For how many seconds marking one may take, in the file or by the server; whoever waits longer does not know whether it is spent.
+    #[serde(
+        default = "PrivateTokens::default_deadline",
+        deserialize_with = "hoplite_config::seconds"
+    )]
+    pub deadline: Duration,
+    /// How many may wait to be marked; who comes then does not know either.
+    #[serde(default = "PrivateTokens::default_queue")]
+    pub queue: usize,
     /// For how many seconds a token admits further connections at this relay, for programs that cannot take a fresh one for each; 0 is not at all.
     #[serde(default, deserialize_with = "hoplite_config::seconds")]
     pub again: Duration,
-    /// While that file cannot be written, so many connections a second are let in by tokens that may be spent; 0 is none.
+    /// While nobody knows what is spent, so many connections a second are let in by tokens that may be; 0 is none.
     #[serde(default)]
     pub unchecked: u32,
 }
 
 impl PrivateTokens {
-    fn default_spent() -> PathBuf {
-        "spent.sqlite".into()
+    fn default_deadline() -> Duration {
+        SpentOptions::default().deadline
+    }
+
+    fn default_queue() -> usize {
+        SpentOptions::default().queue
+    }
+
+    /// The file of spent tokens, where there is no server.
+    pub fn spent(&self) -> PathBuf {
+        let named = self.spent.clone();
+        named.unwrap_or_else(|| "spent.sqlite".into())
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        for (key, name) in [
+            ("auth.private_tokens.issuer", &self.issuer),
+            ("auth.private_tokens.origin", &self.origin),
+        ] {
+            if name.is_empty() || name.len() > 255 || name.contains(',') {
+                let problem = "expected a name of 1 to 255 characters without a comma";
+                return Err(ConfigError::new(key, problem));
+            }
+        }
+        if self.store.is_some() && self.spent.is_some() {
+            let problem = "what is spent is in this file or with the server of `store`: take one of the two keys away";
+            return Err(ConfigError::new("auth.private_tokens.spent", problem));
+        }
+        if !(Duration::from_millis(1)..=Duration::from_secs(60)).contains(&self.deadline) {
+            let problem = "expected seconds, from 0.001 to 60";
+            return Err(ConfigError::new("auth.private_tokens.deadline", problem));
+        }
+        if !(1..=1_000_000).contains(&self.queue) {
+            let problem = "expected 1 to 1000000";
+            return Err(ConfigError::new("auth.private_tokens.queue", problem));
+        }
+        self.store.as_ref().map_or(Ok(()), SpentStore::check)
     }
 }
 
@@ -410,17 +460,8 @@ impl Config {
                 return Err(ConfigError::new("auth.token", problem));
             }
         }
-        if let Some(private) = &self.auth.private_tokens {
-            for (key, name) in [
-                ("auth.private_tokens.issuer", &private.issuer),
-                ("auth.private_tokens.origin", &private.origin),
-            ] {
-                if name.is_empty() || name.len() > 255 || name.contains(',') {
-                    let problem = "expected a name of 1 to 255 characters without a comma";
-                    return Err(ConfigError::new(key, problem));
-                }
-            }
-        }
+        let private = self.auth.private_tokens.as_ref();
+        private.map_or(Ok(()), PrivateTokens::check)?;
         let reachable = self.listen.iter().any(|a| !a.ip().is_loopback());
         if !self.auth.is_closed() && !self.auth.open && reachable {
             let problem = "without a token anybody could use this relay: add [[auth.token]], \

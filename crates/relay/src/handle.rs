@@ -225,7 +225,7 @@ impl Handle {
     /// # Errors
     /// A token cannot be read, none is left, or the identity does not fit; then nothing changes.
     pub fn reload(&self, auth: &Auth, identity: Option<&Identity>) -> Result<(), StartError> {
-        let admission = Admission::new(auth)?;
+        let admission = Admission::new(auth, &self.shared.metrics)?;
         if admission.is_open() && !self.shared.admission.load().is_open() && !auth.open {
             let problem = "the new configuration has no token; the old ones stay in force";
             return Err(ConfigError::new("auth.token", problem).into());
@@ -298,7 +298,7 @@ impl Shared {
             onion,
             ip: Ip::new(config)?,
             serves_dns: config.is_egress() && config.egress.dns,
-            admission: ArcSwap::from_pointee(Admission::new(&config.auth)?),
+            admission: ArcSwap::from_pointee(Admission::new(&config.auth, &metrics)?),
             certificates,
             quotas,
             h3: h3(&config.limits, &metrics),

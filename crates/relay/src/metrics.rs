@@ -66,6 +66,11 @@ pub struct Metrics {
     /// Targets that the policy refused.
     pub policy_refusals: Count,
     token_refusals: Family<CauseLabel, Count>,
+    /// Whether the store of spent tokens answers.
+    pub(crate) spent_store_up: Level,
+    spent_store_failures: Family<CauseLabel, Count>,
+    /// Private tokens that were let in although nobody knew whether they are spent.
+    pub(crate) tokens_unchecked: Count,
     limit_refusals: Family<LimitLabels, Count>,
     /// What HTTP/3 sessions count for themselves.
     pub(crate) sessions: Arc<hoplite_http::h3::Counters>,
@@ -223,6 +228,18 @@ impl Metrics {
                 "token_refusals",
                 "Requests without a valid token, by what was wrong with it",
             ),
+            spent_store_up: r.level(
+                "spent_store_up",
+                "Whether the store of spent tokens answers: 1, or 0",
+            ),
+            spent_store_failures: r.family(
+                "spent_store_failures",
+                "Tokens of which the store of spent tokens did not say whether they are, by cause",
+            ),
+            tokens_unchecked: r.count(
+                "tokens_unchecked",
+                "Tokens that admitted although nobody knew whether they are spent",
+            ),
             policy_refusals: r.count("policy_refusals", "Targets refused by the policy"),
             limit_refusals: r.family("limit_refusals", "Connections and requests above a limit"),
             resolve: r.times("resolve", "Time that names took to resolve"),
@@ -269,6 +286,13 @@ impl Metrics {
     /// Counts a request whose token was not taken.
     pub(crate) fn token_refused(&self, cause: &'static str) {
         self.token_refusals
+            .get_or_create(&CauseLabel { cause })
+            .inc();
+    }
+
+    /// Counts a token that the store of spent tokens has not marked, as far as is known.
+    pub(crate) fn spent_store_failed(&self, cause: &'static str) {
+        self.spent_store_failures
             .get_or_create(&CauseLabel { cause })
             .inc();
     }

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hoplite_tokens::{IssuerKey, SpentTokens};
+use hoplite_tokens::{IssuerKey, SpentOptions, SpentTokens};
 use hoplite_wire::privacy_pass::{PrivateToken, SIGNATURE_LEN};
 use tokio::task::JoinSet;
 
@@ -73,7 +73,7 @@ fn main() {
 
 async fn store(spent: u64) {
     let place = std::env::temp_dir().join(format!("hoplite-spent-{}", std::process::id()));
-    let store = SpentTokens::open(&place, &[[7; 32]], 0).unwrap();
+    let store = SpentTokens::open(&place, &[[7; 32]], 0, SpentOptions::default()).unwrap();
     let began = Instant::now();
     let mut running = JoinSet::new();
     for number in 0..spent {

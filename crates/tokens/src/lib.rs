@@ -29,6 +29,9 @@ pub use openid::{
     BearerRefused, BearerRules, Holder, KeySet, MOST_BEARER, ProviderError, discovery_uri, keys_uri,
 };
 pub use private_file::FileError;
-pub use spent::{AlreadySpent, SpentError, SpentTokens};
+pub use spent::{
+    AlreadySpent, ServerError, SpentError, SpentOptions, SpentServer, SpentServerError,
+    SpentTokens, Told,
+};
 pub use stock::{Stock, StockError};
 pub use verifier::{TokenRefused, Verifier};

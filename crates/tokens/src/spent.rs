@@ -1,43 +1,81 @@
-//! Which tokens are spent, in SQLite: whoever marks one first has spent it, and everybody else is refused, in this process or another that has the
-//! file open. A token is marked before anybody is admitted by it.
+//! Which tokens are spent: whoever marks one first has spent it, and everybody else is refused. A token is marked before anybody is admitted by it.
 //!
-//! One thread writes; those that come while it does share one transaction. What was marked in the last moments before the machine lost its power
-//! may be forgotten; what was before, and whatever happens to the process, is not.
+//! The marks are in a file of SQLite, for the relays of one host ([`SpentTokens::open`]), or with a server that a fleet shares, PostgreSQL or
+//! one of Redis's protocol ([`SpentTokens::share`]): one request, which the server carries out as a whole, for each token. Whoever hears no answer in
+//! time does not know whether a token is spent: that is the store's failure, and the token is not asked for a second time.
+//!
+//! ```text
+//! spend -> a place of the queue -> the writer's thread, or a task and a connection ->
+//!       <- within the deadline: marked, spent before; or nobody knows
+//! ```
 
-use std::{path::Path, thread};
+use std::{
+    fmt,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use hoplite_wire::privacy_pass::PrivateToken;
-use rusqlite::{Connection, params};
-use tokio::sync::{mpsc, oneshot};
+use parking_lot::Mutex;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    time::timeout,
+};
 
-use crate::private_file::{self, FileError};
+use crate::{KeyDirectory, private_file::FileError};
 
-/// The schema's version, in `user_version`.
-const VERSION: i64 = 1;
-/// Sixteen bytes of a nonce that its client drew at random: two that are alike are not found, and who makes such ones spends two for one.
-const SCHEMA: &str = "
-CREATE TABLE key (number INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, seen INTEGER NOT NULL);
-CREATE TABLE spent (key INTEGER NOT NULL, nonce BLOB NOT NULL, PRIMARY KEY (key, nonce)) WITHOUT ROWID;
-";
+mod file;
+mod outage;
+mod postgres;
+mod redis;
+mod server;
+mod shared;
+
+pub use server::{ServerError, SpentServer, SpentServerError};
+
 /// Seconds for which the marks of a key outlive it: it may have been missing in the issuer's directory by mistake.
 const KEPT: u64 = 30 * 24 * 3600;
-/// How many may wait to be marked; who comes then waits to be let in.
-const QUEUE: usize = 1024;
-/// How many are marked in one transaction.
-const BATCH: usize = 256;
 
 /// Why nobody knows whether a token is spent.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum SpentError {
     /// The file cannot be opened.
     #[error(transparent)]
-    File(#[from] FileError),
+    File(Arc<FileError>),
     /// The system gives no thread.
     #[error("no thread for the spent tokens: {0}")]
-    Thread(#[from] std::io::Error),
+    Thread(Arc<std::io::Error>),
     /// The file cannot be written.
     #[error("spent tokens cannot be kept: make room on the disk of their file")]
     Unavailable,
+    /// As many wait as may.
+    #[error("too many tokens wait to be marked as spent")]
+    Full,
+    /// It has not answered within the deadline. The token may be marked.
+    #[error("the store of spent tokens does not answer in time")]
+    Late,
+    /// It is not in reach, or what it answers is none. The token may be marked.
+    #[error("the store of spent tokens {0}")]
+    Server(#[from] ServerError),
+}
+
+impl From<FileError> for SpentError {
+    fn from(error: FileError) -> Self {
+        Self::File(Arc::new(error))
+    }
+}
+
+impl SpentError {
+    /// A word for metrics.
+    pub const fn cause(&self) -> &'static str {
+        match self {
+            Self::File(_) | Self::Thread(_) | Self::Unavailable => "file",
+            Self::Full => "full",
+            Self::Late => "late",
+            Self::Server(_) => "server",
+        }
+    }
 }
 
 /// It was spent before.
@@ -45,17 +83,77 @@ pub enum SpentError {
 #[error("the token is spent")]
 pub struct AlreadySpent;
 
-/// The tokens that were spent at one relay, or at those of one host. Cheap to clone.
-#[derive(Clone, Debug)]
-pub struct SpentTokens(mpsc::Sender<Asked>);
+/// What a store of spent tokens is given.
+#[derive(Clone)]
+pub struct SpentOptions {
+    /// How long marking one may take. Whoever waits longer does not know whether it is spent.
+    pub deadline: Duration,
+    /// How many may wait to be marked, those among them that nobody waits for any more; who comes then is told at once.
+    pub queue: usize,
+    /// Is told when the store answers, first or again, and when it does not any more. Not for each token: it is back when it answers, and no failure
+    /// has been seen for five seconds.
+    pub told: Told,
+}
 
-/// Who asks, and where he hears whether it was not marked before.
-type Asked = (Mark, oneshot::Sender<bool>);
+/// Whom [`SpentOptions::told`] names.
+pub type Told = Arc<dyn Fn(Result<(), &SpentError>) + Send + Sync>;
+
+impl Default for SpentOptions {
+    fn default() -> Self {
+        Self {
+            deadline: Duration::from_secs(1),
+            queue: 1024,
+            told: Arc::new(|_| ()),
+        }
+    }
+}
+
+impl fmt::Debug for SpentOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SpentOptions")
+            .field("deadline", &self.deadline)
+            .field("queue", &self.queue)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The tokens that were spent at one relay, or at those of a fleet. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct SpentTokens(Arc<Store>);
 
 #[derive(Debug)]
+struct Store {
+    place: Place,
+    queue: Arc<Semaphore>,
+    deadline: Duration,
+    reports: Arc<Reports>,
+}
+
+#[derive(Debug)]
+enum Place {
+    File(mpsc::Sender<(Mark, Asker)>),
+    Shared(shared::Store),
+}
+
+/// What tells one token from all others. Sixteen bytes of a nonce that its client drew at random: two that are alike are not found, and who makes such
+/// ones spends two for one.
+#[derive(Clone, Copy, Debug)]
 struct Mark {
     key: [u8; 32],
     nonce: [u8; 16],
+}
+
+/// Who waits for a mark, and his place in the queue. Dropped, it says that nobody knows.
+#[derive(Debug)]
+struct Asker {
+    tell: oneshot::Sender<Result<bool, SpentError>>,
+    _place: OwnedSemaphorePermit,
+}
+
+/// Who is told whether the store answers.
+struct Reports {
+    outage: Mutex<outage::Outage>,
+    told: Told,
 }
 
 impl SpentTokens {
@@ -64,162 +162,136 @@ impl SpentTokens {
     ///
     /// # Errors
     /// [`SpentError::File`], [`SpentError::Thread`].
-    pub fn open(path: &Path, keys: &[[u8; 32]], now: u64) -> Result<Self, SpentError> {
-        let mut connection = private_file::open(path, VERSION, SCHEMA)?;
-        connection
-            .pragma_update(None, "synchronous", "NORMAL")
-            .map_err(FileError::from)?;
-        forget(&mut connection, keys, now).map_err(FileError::from)?;
-        let (asking, asked) = mpsc::channel(QUEUE);
-        let mut writer = Writer(connection);
-        thread::Builder::new()
-            .name("spent-tokens".into())
-            .spawn(move || writer.run(asked))?;
-        Ok(Self(asking))
+    pub fn open(
+        path: &Path,
+        keys: &[[u8; 32]],
+        now: u64,
+        options: SpentOptions,
+    ) -> Result<Self, SpentError> {
+        let asking = file::open(path, (keys, now), options.queue)?;
+        let store = Self::new(Place::File(asking), options);
+        store.0.reports.tell(Ok(()));
+        Ok(store)
+    }
+
+    /// Marks with a server that others mark with as well, by so many connections. They are opened, and opened again, beside: this does not wait for
+    /// them, and needs a runtime of tokio. A mark is kept until a month after its key's end, which is told by when the next key begins; without
+    /// another key there is no end.
+    pub fn share(
+        server: SpentServer,
+        keys: &KeyDirectory,
+        connections: usize,
+        options: SpentOptions,
+    ) -> Self {
+        let reports = Arc::new(Reports::new(&options));
+        let store = shared::Store::new(server, keys, (connections, options.deadline), &reports);
+        Self(Arc::new(Store {
+            place: Place::Shared(store),
+            queue: Arc::new(Semaphore::new(options.queue)),
+            deadline: options.deadline,
+            reports,
+        }))
+    }
+
+    fn new(place: Place, options: SpentOptions) -> Self {
+        Self(Arc::new(Store {
+            place,
+            queue: Arc::new(Semaphore::new(options.queue)),
+            deadline: options.deadline,
+            reports: Arc::new(Reports::new(&options)),
+        }))
     }
 
     /// Marks a token that was verified as spent.
     ///
     /// # Errors
-    /// [`SpentError::Unavailable`]: nobody knows. Inside, [`AlreadySpent`].
+    /// Nobody knows: [`SpentError`]. Inside, [`AlreadySpent`].
     pub async fn spend(
         &self,
         token: &PrivateToken,
     ) -> Result<Result<(), AlreadySpent>, SpentError> {
+        let marked = self.0.mark(Mark::of(token)).await;
+        self.0.reports.tell(marked.as_ref().map(|_| ()));
+        marked.map(|fresh| if fresh { Ok(()) } else { Err(AlreadySpent) })
+    }
+}
+
+impl Store {
+    async fn mark(&self, mark: Mark) -> Result<bool, SpentError> {
+        let place = Arc::clone(&self.queue).try_acquire_owned();
+        let place = place.map_err(|_| SpentError::Full)?;
+        let (tell, told) = oneshot::channel();
+        let asker = Asker {
+            tell,
+            _place: place,
+        };
+        match &self.place {
+            // It has as many places as the queue: what it does not take is dropped, and its thread has ended.
+            Place::File(asking) => drop(asking.try_send((mark, asker))),
+            Place::Shared(store) => store.mark(mark, asker),
+        }
+        match timeout(self.deadline, told).await {
+            Ok(Ok(marked)) => marked,
+            Ok(Err(_)) => Err(SpentError::Unavailable),
+            Err(_) => Err(SpentError::Late),
+        }
+    }
+}
+
+impl Mark {
+    fn of(token: &PrivateToken) -> Self {
         let mut nonce = [0; 16];
         nonce.copy_from_slice(token.nonce().split_at(16).0);
-        let mark = Mark {
+        Self {
             key: *token.key_id(),
             nonce,
+        }
+    }
+}
+
+impl Asker {
+    fn tell(self, marked: Result<bool, SpentError>) {
+        // He may wait no longer.
+        self.tell.send(marked).ok();
+    }
+}
+
+impl Reports {
+    fn new(options: &SpentOptions) -> Self {
+        Self {
+            outage: Mutex::default(),
+            told: Arc::clone(&options.told),
+        }
+    }
+
+    fn tell(&self, answered: Result<(), &SpentError>) {
+        let now = Instant::now();
+        let mut outage = self.outage.lock();
+        let news = match answered {
+            Ok(()) => outage.answered(now),
+            Err(_) => outage.failed(now),
         };
-        let (tell, told) = oneshot::channel();
-        let sent = self.0.send((mark, tell)).await;
-        sent.map_err(|_| SpentError::Unavailable)?;
-        match told.await {
-            Ok(true) => Ok(Ok(())),
-            Ok(false) => Ok(Err(AlreadySpent)),
-            Err(_) => Err(SpentError::Unavailable),
+        if news {
+            // Under the lock, so that what is told last is so.
+            (self.told)(answered);
         }
     }
 }
 
-struct Writer(Connection);
-
-impl Writer {
-    /// Until nobody can ask any more. Whoever's mark could not be written hears nothing, which is no admission.
-    fn run(&mut self, mut asked: mpsc::Receiver<Asked>) {
-        let mut batch = Vec::new();
-        while asked.blocking_recv_many(&mut batch, BATCH) > 0 {
-            let (marks, tell): (Vec<_>, Vec<_>) = batch.drain(..).unzip();
-            if let Ok(fresh) = self.mark(&marks) {
-                for (tell, fresh) in tell.into_iter().zip(fresh) {
-                    tell.send(fresh).ok();
-                }
-            }
-        }
+impl fmt::Debug for Reports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.outage.lock().fmt(f)
     }
-
-    /// Which of them were not marked before.
-    fn mark(&mut self, marks: &[Mark]) -> rusqlite::Result<Vec<bool>> {
-        let transaction = self.0.transaction()?;
-        let mut fresh = Vec::new();
-        {
-            let mut key = transaction
-                .prepare_cached("INSERT OR IGNORE INTO key (id, seen) VALUES (?1, 0)")?;
-            let mut spend = transaction.prepare_cached(
-                "INSERT OR IGNORE INTO spent (key, nonce) SELECT number, ?2 FROM key WHERE id = ?1",
-            )?;
-            for mark in marks {
-                key.execute(params![mark.key])?;
-                fresh.push(spend.execute(params![mark.key, mark.nonce])? == 1);
-            }
-        }
-        transaction.commit()?;
-        Ok(fresh)
-    }
-}
-
-/// Forgets with a key what it has signed.
-fn forget(connection: &mut Connection, keys: &[[u8; 32]], now: u64) -> rusqlite::Result<()> {
-    let transaction = connection.transaction()?;
-    let (now, before) = (now, now.saturating_sub(KEPT));
-    for key in keys {
-        let seen = "INSERT INTO key (id, seen) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET seen = ?2";
-        transaction.execute(seen, params![key, now])?;
-    }
-    let gone = "SELECT number FROM key WHERE seen < ?1";
-    let forget = format!("DELETE FROM spent WHERE key IN ({gone})");
-    transaction.execute(&forget, [before])?;
-    transaction.execute("DELETE FROM key WHERE seen < ?1", [before])?;
-    transaction.commit()
 }
 
 #[cfg(test)]
-mod tests {
-    use hoplite_wire::privacy_pass::SIGNATURE_LEN;
+mod testing {
+    use hoplite_wire::privacy_pass::{PrivateToken, SIGNATURE_LEN};
 
-    use super::*;
-
-    fn token(number: u64, key: u8) -> PrivateToken {
+    pub(super) fn token(number: u64, key: u8) -> PrivateToken {
         let mut nonce = [0; 32];
         nonce[..8].copy_from_slice(&number.to_be_bytes());
         let signed = PrivateToken::signed_part(&nonce, &[0; 32], &[key; 32]);
         PrivateToken::new(&signed, &[0; SIGNATURE_LEN])
-    }
-
-    #[tokio::test]
-    async fn a_token_is_spent_once_also_after_a_restart_and_by_another_process() {
-        let place = tempfile::tempdir().expect("a directory");
-        let file = place.path().join("spent.sqlite");
-        let first = SpentTokens::open(&file, &[[1; 32]], 1000).expect("opens");
-        assert_eq!(first.spend(&token(1, 1)).await.expect("kept"), Ok(()));
-        let again = first.spend(&token(1, 1)).await.expect("kept");
-        assert_eq!(again, Err(AlreadySpent));
-        let other = SpentTokens::open(&file, &[[1; 32]], 1000).expect("opens");
-        let there = other.spend(&token(1, 1)).await.expect("kept");
-        assert_eq!(there, Err(AlreadySpent));
-        assert_eq!(
-            other.spend(&token(1, 2)).await.expect("kept"),
-            Ok(()),
-            "another key"
-        );
-    }
-
-    #[tokio::test]
-    async fn of_many_who_spend_one_token_at_once_one_is_admitted() {
-        let place = tempfile::tempdir().expect("a directory");
-        let file = place.path().join("spent.sqlite");
-        let stores = [(); 2].map(|()| SpentTokens::open(&file, &[[1; 32]], 1000).expect("opens"));
-        for number in 0..20 {
-            let asked = (0..50).map(|n| {
-                let store = stores[n % 2].clone();
-                tokio::spawn(async move { store.spend(&token(number, 1)).await.expect("kept") })
-            });
-            let mut admitted = 0;
-            for asked in asked.collect::<Vec<_>>() {
-                admitted += usize::from(asked.await.expect("no panic").is_ok());
-            }
-            assert_eq!(admitted, 1);
-        }
-    }
-
-    #[tokio::test]
-    async fn what_was_spent_of_a_key_is_forgotten_a_month_after_it() {
-        let place = tempfile::tempdir().expect("a directory");
-        let file = place.path().join("spent.sqlite");
-        let open = |keys: &[[u8; 32]], now| SpentTokens::open(&file, keys, now).expect("opens");
-        let both = [[1; 32], [2; 32]];
-        let store = open(&both, 1000);
-        for key in [1, 2] {
-            let spent = store.spend(&token(7, key)).await.expect("kept");
-            assert_eq!(spent, Ok(()));
-        }
-        let soon = open(&[[2; 32]], 1000 + KEPT);
-        let again = soon.spend(&token(7, 1)).await.expect("kept");
-        assert_eq!(again, Err(AlreadySpent));
-        let later = open(&[[2; 32]], 1001 + KEPT);
-        assert_eq!(later.spend(&token(7, 1)).await.expect("kept"), Ok(()));
-        let again = later.spend(&token(7, 2)).await.expect("kept");
-        assert_eq!(again, Err(AlreadySpent));
     }
 }

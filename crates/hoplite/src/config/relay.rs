@@ -47,6 +47,11 @@ pub(crate) fn read(document: &Document) -> Result<Relay, Failure> {
             .read()
             .map_err(|error| vec![complaint(document, &error)])?;
     }
+    let private = config.auth.private_tokens.as_ref();
+    if let Some(store) = private.and_then(|private| private.store.as_ref()) {
+        let read = store.read();
+        read.map_err(|error| vec![complaint(document, &error)])?;
+    }
     if let Some(fleet) = &config.fleet {
         let read = fleet.read();
         read.map_err(|error| vec![complaint(document, &error)])?;
@@ -69,7 +74,14 @@ fn resolve_paths(config: &mut Config, file: &Path) {
     }
     if let Some(private) = &mut config.auth.private_tokens {
         private.keys = super::beside(file, &private.keys);
-        private.spent = super::beside(file, &private.spent);
+        match &mut private.store {
+            None => private.spent = Some(super::beside(file, &private.spent())),
+            Some(store) => {
+                for path in [&mut store.url_file, &mut store.ca] {
+                    *path = path.as_ref().map(|path| super::beside(file, path));
+                }
+            }
+        }
     }
     if let Some(fleet) = &mut config.fleet {
         fleet.key = super::beside(file, &fleet.key);

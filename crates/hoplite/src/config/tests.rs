@@ -893,3 +893,36 @@ fn a_client_says_what_is_shown_of_its_region() {
         tunnel(wrong).expect_err(wrong);
     }
 }
+
+#[test]
+fn what_is_wrong_with_a_relays_store_of_spent_tokens_is_told_by_line_and_key_without_its_password()
+{
+    let start = "listen = [\"127.0.0.1:1\"]\n[auth.private_tokens]\nissuer = \"i\"\norigin = \"o\"\nkeys = \"k\"\n";
+    for (rest, key) in [
+        (
+            "store = \"redis://:secret@host\"",
+            "auth.private_tokens.store",
+        ),
+        (
+            "store = { url = [\"secret\"] }",
+            "auth.private_tokens.store.url",
+        ),
+        (
+            "store = { url = \"secret\" }",
+            "auth.private_tokens.store.url",
+        ),
+        (
+            "store = { url_file = \"nowhere\" }",
+            "auth.private_tokens.store.url_file",
+        ),
+        (
+            "spent = \"s\"\nstore = { url = \"redis://:secret@host\" }",
+            "auth.private_tokens.spent",
+        ),
+    ] {
+        let document = document(&format!("{start}{rest}\n")).expect("valid");
+        let told = relay::read(&document).expect_err("wrong").to_string();
+        assert!(told.contains(key) && told.contains(":6"), "{rest}: {told}");
+        assert!(!told.contains("secret"), "{told}");
+    }
+}

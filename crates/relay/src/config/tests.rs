@@ -284,3 +284,76 @@ fn pools_have_each_address_once_and_a_region_that_there_is() {
         assert!(problem.contains(says), "{text}: {problem}");
     }
 }
+
+#[test]
+fn what_is_spent_is_in_a_file_or_with_a_server_whose_password_is_never_told() {
+    let start = "listen = [\"127.0.0.1:1\"]\n[auth.private_tokens]\nissuer = \"i\"\norigin = \"o\"\nkeys = \"k\"\n";
+    let of = |rest: &str| checked(&format!("{start}{rest}"));
+    let plain = of("").expect("right").auth.private_tokens.expect("there");
+    assert_eq!(plain.spent(), PathBuf::from("spent.sqlite"));
+    assert_eq!(
+        (plain.deadline, plain.queue),
+        (Duration::from_secs(1), 1024)
+    );
+    let url = "postgres://user:secret@127.0.0.1/db";
+    let shared = of(&format!("store = {{ url = \"{url}\" }}\n")).expect("right");
+    let told = format!("{shared:?}");
+    assert!(!told.contains("secret"), "{told}");
+    let store = shared.auth.private_tokens.and_then(|private| private.store);
+    let store = store.expect("there");
+    assert_eq!(store.connections, 2);
+    assert_eq!(
+        format!("{:?}", store.read().expect("a server")),
+        "SpentServer(hidden)"
+    );
+    for (rest, key) in [
+        (
+            format!("spent = \"s\"\nstore = {{ url = \"{url}\" }}"),
+            "auth.private_tokens.spent",
+        ),
+        ("store = {}".into(), "auth.private_tokens.store"),
+        (
+            format!("store = {{ url = \"{url}\", url_file = \"f\" }}"),
+            "auth.private_tokens.store",
+        ),
+        (
+            format!("store = {{ url = \"{url}\", connections = 0 }}"),
+            "auth.private_tokens.store.connections",
+        ),
+        ("deadline = 0".into(), "auth.private_tokens.deadline"),
+        ("queue = 0".into(), "auth.private_tokens.queue"),
+    ] {
+        let told = of(&rest).expect_err(&rest);
+        assert!(
+            told.starts_with(key) && !told.contains("secret"),
+            "{rest}: {told}"
+        );
+    }
+    for (store, key) in [
+        (
+            SpentStore {
+                url: Some("secret".to_owned().into()),
+                ..SpentStore::default()
+            },
+            "auth.private_tokens.store.url",
+        ),
+        (
+            SpentStore {
+                url_file: Some("/nowhere".into()),
+                ..SpentStore::default()
+            },
+            "auth.private_tokens.store.url_file",
+        ),
+        (
+            SpentStore {
+                ca: Some("/nowhere".into()),
+                ..SpentStore::default()
+            },
+            "auth.private_tokens.store.ca",
+        ),
+    ] {
+        let told = store.read().expect_err(key);
+        assert_eq!(told.key, key);
+        assert!(!told.to_string().contains("secret"), "{told}");
+    }
+}

@@ -63,7 +63,10 @@ impl Scene {
                 issuer: ISSUER.into(),
                 origin: (*name).into(),
                 keys: keys.clone(),
-                spent: place.path().join(format!("{name}.sqlite")),
+                spent: Some(place.path().join(format!("{name}.sqlite"))),
+                store: None,
+                deadline: std::time::Duration::from_secs(30),
+                queue: 1024,
                 again: std::time::Duration::ZERO,
                 unchecked: 0,
             };

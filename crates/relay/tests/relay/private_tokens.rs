@@ -6,12 +6,17 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use hoplite_relay::{Handle, config::PrivateTokens};
+use hoplite_relay::{
+    Handle,
+    config::{PrivateTokens, SpentStore},
+};
 use hoplite_testing::{
     relay::{number, relay},
     targets,
 };
-use hoplite_tokens::{IssuerKey, KeyDirectory, ListedKey, SpentTokens, challenge_digest};
+use hoplite_tokens::{
+    IssuerKey, KeyDirectory, ListedKey, SpentOptions, SpentTokens, challenge_digest,
+};
 use hoplite_wire::privacy_pass::{PrivateToken, challenges};
 use tempfile::TempDir;
 
@@ -57,7 +62,10 @@ impl Scene {
             issuer: ISSUER.into(),
             origin: FLEET.into(),
             keys: self.path("keys.json"),
-            spent: self.path("spent.sqlite"),
+            spent: Some(self.path("spent.sqlite")),
+            store: None,
+            deadline: Duration::from_secs(30),
+            queue: 1024,
             again: Duration::ZERO,
             unchecked: 0,
         }
@@ -283,7 +291,38 @@ async fn while_nobody_can_tell_what_is_spent_nobody_or_a_few_are_let_in() {
         let broken = rusqlite::Connection::open(scene.path("spent.sqlite")).expect("a file");
         broken.execute_batch("DROP TABLE spent").expect("gone");
         let asked = tcp(target).with("proxy-authorization", scene.token().to_field());
+        let up = |relay| number(relay, "hoplite_relay_spent_store_up");
+        assert_eq!(up(&relay), 1);
         assert_eq!(connect(&relay).await.status(asked).await, status);
+        assert_eq!(up(&relay), 0);
+        let count = |name: &str| number(&relay, &format!("hoplite_relay_{name}"));
+        assert_eq!(
+            (
+                count("spent_store_failures_total{cause=\"file\"}"),
+                count("tokens_unchecked_total"),
+            ),
+            (1, u64::from(status == 200))
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_relay_whose_shared_store_is_not_there_starts_and_lets_nobody_or_a_few_in() {
+    for (unchecked, status) in [(0, 500), (1000, 200)] {
+        let scene = Scene::new();
+        let relay = scene.relay(|private| {
+            private.unchecked = unchecked;
+            private.spent = None;
+            private.store = Some(SpentStore {
+                url: Some("redis+unix:///nowhere?pass=secret".to_owned().into()),
+                ..SpentStore::default()
+            });
+        });
+        let asked =
+            tcp(targets::tcp_echo().await).with("proxy-authorization", scene.token().to_field());
+        assert_eq!(connect(&relay).await.status(asked).await, status);
+        let failed = "hoplite_relay_spent_store_failures_total{cause=\"server\"}";
+        assert_eq!(number(&relay, failed), 1);
     }
 }
 
@@ -294,7 +333,13 @@ async fn what_is_spent_elsewhere_on_the_host_is_spent_here() {
     let token = scene.token();
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let now = since.expect("after 1970").as_secs();
-    let other = SpentTokens::open(&scene.path("spent.sqlite"), &[], now).expect("opens");
+    let other = SpentTokens::open(
+        &scene.path("spent.sqlite"),
+        &[],
+        now,
+        SpentOptions::default(),
+    )
+    .expect("opens");
     assert_eq!(other.spend(&token).await.expect("kept"), Ok(()));
     let asked = tcp(targets::tcp_echo().await).with("proxy-authorization", token.to_field());
     assert_eq!(connect(&relay).await.status(asked).await, 407);
