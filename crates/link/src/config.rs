@@ -26,7 +26,7 @@ const SEND_WINDOW: u64 = 8 << 20;
 pub struct Config {
     /// How long a handshake may take.
     pub handshake: Duration,
-    /// How long QUIC is ahead of its fallback, TLS over TCP, in the race to a relay (RFC 8305 §5 has 250 ms).
+    /// How long QUIC is ahead of its fallback, TLS over TCP, in the race to a relay: as with happy eyeballs (RFC 8305 §5 has 250 ms).
     pub head_start: Duration,
     /// Without any answer for this long, the link is given a new socket.
     pub suspect_after: Duration,

@@ -1,5 +1,5 @@
 //! One end of a circuit, where streams begin or end: the client's, and the exit's. It knows streams and flow control, not cells on channels and
-//! not layers: relay messages in the clear come in ([`Endpoint::handle`]) and go out ([`Endpoint::next_message`], then [`Endpoint::sealed`] with the digest).
+//! not layers: relay messages in the clear come in ([`Endpoint::handle_message`]) and go out ([`Endpoint::next_message`], then [`Endpoint::sealed`] with the digest).
 //! `client` and `relay` drive it; [`io`] is what programs and targets hold. tor-spec "Application connections and stream management".
 //!
 //! Every queue is bounded ([`Limits`]), for each stream and for all of them. While the channel takes nothing, acknowledgements gather up to [`Limits::urgent`]; then

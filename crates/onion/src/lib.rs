@@ -3,8 +3,8 @@
 //! tor-spec, proposals 289 (authenticated SENDMEs), 324 (congestion control) and 332 (ntor-v3).
 //!
 //! ```text
-//! client: Onion ── pool ── driver ── client::Circuit (layers, building)      relay: serve ── driver ── relay::Circuit (one layer)
-//!                             └────── endpoint::Endpoint (streams, flow control) ◀────────────────────┘ at an exit
+//! client: Onion ── pool ── driver ── ClientCircuit (layers, building)      relay: serve ── driver ── RelayCircuit (one layer)
+//!                             └────── Endpoint (streams, flow control) ◀─────────────────┘ at an exit
 //! ```
 //!
 //! Each circuit is a task of its own with queues of its own; nothing on the way of a cell is shared between circuits. A circuit that

@@ -1,7 +1,7 @@
 //! Where an egress goes and where not: refusals by name before the look-up, by address before every connection.
 //! `egress` asks it for TCP and UDP alike, for literals at once and for whatever a name resolved to; of IP packets for each.
 //! This host is refused at all its addresses and ports, however it is reached, unless it is allowed; see [`crate::host_addresses`].
-//! The special ranges are those of the IANA special-purpose registries (RFC 6890); see `wire::special`.
+//! Private and other special ranges (RFC 1918, RFC 6890: what a forged request, SSRF, would be after) are refused: `wire::special`.
 
 use std::{
     collections::HashSet,

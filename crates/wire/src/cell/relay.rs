@@ -23,8 +23,8 @@ pub const DIGEST_AT: usize = 5;
 
 numbers! {
     /// A relay command: what a relay message is. tor-spec: "The relay commands"; later ones from the specifications that they name.
-    /// Three places of `onion` act on it: a relay's `relay::driver` (`here`), a client's `client::circuit` (`relay`), and for streams at
-    /// either end `endpoint::Endpoint` (`handle`).
+    /// Three functions `handle_message` of `onion` act on it: a relay's in `relay::driver`, a client's in `client::circuit`, and for streams at
+    /// either end that of `endpoint::Endpoint`.
     pub struct RelayCommand(u8) {
         /// Opens a stream to a target.
         BEGIN = 1,
