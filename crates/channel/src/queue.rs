@@ -1,5 +1,5 @@
 //! A bounded queue of cells between one sender and one reader: each circuit has its own, with its own lock, for each direction that needs one.
-//! When it is full the sender waits (`poll_ready`) or is told (`push`); nothing is ever dropped silently.
+//! When it is full the sender waits (`poll_ready`: backpressure) or is told (`push`); nothing is ever dropped silently.
 
 use std::{
     collections::VecDeque,

@@ -1,4 +1,4 @@
-//! Which tokens are spent: whoever marks one first has spent it, and everybody else is refused. A token is marked before anybody is admitted by it.
+//! Which tokens are spent (redeemed): whoever marks one first has spent it, and everybody else is refused, as double spending. A token is marked before anybody is admitted by it.
 //!
 //! The marks are in a file of SQLite, for the relays of one host ([`SpentTokens::open`]), or with a server that a fleet shares, PostgreSQL or
 //! one of Redis's protocol ([`SpentTokens::share`]): one request, which the server carries out as a whole, for each token. Whoever hears no answer in

@@ -1,4 +1,4 @@
-//! Addresses and names that mean something on this host or this network, and nothing on the Internet.
+//! Addresses and names that mean something on this host or this network (private, link-local, loopback), and nothing on the Internet.
 //! IANA special-purpose registries (RFC 6890), RFC 6761.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

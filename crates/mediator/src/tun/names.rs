@@ -1,4 +1,4 @@
-//! Temporary addresses and the names that they stand for, so that a name can be answered before anybody was asked, and travel
+//! Temporary (elsewhere: fake) addresses and the names that they stand for, so that a name can be answered before anybody was asked, and travel
 //! unresolved to the last relay. The resolver hands them out, flows ask what they mean.
 //! Paper 003 §6: an address is told for 60 s, and means its name for 70 s, and as long as a flow uses it.
 //!

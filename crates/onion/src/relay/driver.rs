@@ -1,5 +1,5 @@
 //! Serves the circuits that a peer opens on one channel, each as a task of its own, and drives each between its two sides. Nothing is read from a
-//! side while the other takes nothing: so a circuit that is stuck pushes back on itself alone. tor-spec "Creating circuits", "Routing relay cells", "Tearing down circuits".
+//! side while the other takes nothing (backpressure): so a circuit that is stuck pushes back on itself alone. tor-spec "Creating circuits", "Routing relay cells", "Tearing down circuits".
 
 use std::{
     collections::VecDeque,
