@@ -26,6 +26,8 @@ pub(crate) struct Incoming {
     capsules: Option<Reader>,
     /// Read, and not taken out of its capsules yet.
     left: Bytes,
+    /// How much was read and not charged yet: payload, and what stands around it.
+    charge: usize,
 }
 
 /// To the client.
@@ -42,26 +44,31 @@ pub(crate) fn split(exchange: Exchange, capsules: Option<Draft>) -> (Incoming, O
         receiver,
         capsules: capsules.map(Reader::new),
         left: Bytes::new(),
+        charge: 0,
     };
     (incoming, Outgoing { sender, capsules })
 }
 
 impl Incoming {
-    /// The next bytes; `None` when the client has finished. What it sends behind FINAL_DATA is not read.
+    /// The next bytes, none of them where what was read is skipped; `None` when the client has finished. What it sends behind FINAL_DATA is not read.
     pub(crate) fn poll_data(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<Bytes>, Broken>> {
+        let mut has_read = false;
         loop {
             if let Some(reader) = &mut self.capsules {
                 match reader.next(&mut self.left) {
                     Ok(None) if reader.has_ended() => return Poll::Ready(Ok(None)),
+                    Ok(None) if has_read => return Poll::Ready(Ok(Some(Bytes::new()))),
                     Ok(None) => (),
                     Ok(payload) => return Poll::Ready(Ok(payload)),
                     Err(_) => return Poll::Ready(Err(Broken::Capsules)),
                 }
             }
             let read = ready!(self.receiver.poll_data(cx)).map_err(|_| Broken::Stream)?;
+            has_read = true;
+            self.charge += read.as_ref().map_or(0, Bytes::len);
             match read {
                 // "When the receive stream is closed abruptly or without a FINAL_DATA capsule received, the endpoint SHOULD send a TCP RST".
                 None if self.capsules.is_some() => return Poll::Ready(Err(Broken::Capsules)),
@@ -69,6 +76,16 @@ impl Incoming {
                 bare => return Poll::Ready(Ok(bare)),
             }
         }
+    }
+
+    /// What the client is to be charged for: all that was read since this was taken last, capsules that are skipped among it.
+    pub(crate) fn take_charge(&mut self) -> usize {
+        std::mem::take(&mut self.charge)
+    }
+
+    /// The same, without taking it.
+    pub(crate) fn charge(&self) -> usize {
+        self.charge
     }
 }
 

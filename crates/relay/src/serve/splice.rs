@@ -130,7 +130,10 @@ async fn up(
                 .await
                 .map_err(|_| End::Target)?;
             terms.metrics.bytes_to_target.tcp.inc_by(bytes as u64);
-            terms.pace.spend(bytes).await;
+        }
+        let charged = from.take_charge();
+        if charged > 0 {
+            terms.pace.spend(charged).await;
         }
         if !more.map_err(|_| End::Client)? {
             return shut(&mut target).await;
@@ -169,15 +172,16 @@ fn gather(
 ) -> Poll<Result<bool, Broken>> {
     chunks.clear();
     let mut bytes = 0;
-    while chunks.len() < CHUNKS && bytes < CHUNK_BYTES.min(room) {
+    while chunks.len() < CHUNKS && bytes.max(from.charge()) < CHUNK_BYTES.min(room) {
         match from.poll_data(cx) {
+            Poll::Ready(Ok(Some(chunk))) if chunk.is_empty() => (),
             Poll::Ready(Ok(Some(chunk))) => {
                 bytes += chunk.len();
                 chunks.push(chunk);
             }
             Poll::Ready(Ok(None)) => return Poll::Ready(Ok(false)),
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-            Poll::Pending if chunks.is_empty() => return Poll::Pending,
+            Poll::Pending if chunks.is_empty() && from.charge() == 0 => return Poll::Pending,
             Poll::Pending => break,
         }
     }

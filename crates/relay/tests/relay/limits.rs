@@ -2,21 +2,21 @@
 
 use std::net::Ipv4Addr;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use hoplite_http::h3::Session;
 use hoplite_relay::{Config, Handle, config::ResolverChoice};
 use hoplite_testing::{
     dns::Dns,
     namespace::with_echoes,
-    relay::{metric, relay},
+    relay::{metric, relay, until_metric},
     targets,
 };
-use hoplite_wire::ProxyError;
+use hoplite_wire::{ProxyError, connect_tcp::Draft};
 use tokio::time::Instant;
 
 use crate::{
     admission::entry,
-    support::{connect, ip, quic_from, tcp, try_connect, udp},
+    support::{connect, ip, quic_from, tcp, tcp_by_template, try_connect, udp},
 };
 
 #[tokio::test]
@@ -166,8 +166,9 @@ async fn addresses_whose_connections_are_all_busy_keep_nobody_out() {
     assert!(again.is_err(), "it has as many as it may");
     let client = connect(&relay).await;
     assert_eq!(client.status(tcp(target)).await, 200);
-    let displaced = metric(&relay, "connections_ended_total{cause=\"displaced\"}");
-    assert_eq!(displaced, 1.0);
+    let displaced = "connections_ended_total{cause=\"displaced\"}";
+    until_metric(&relay, displaced, |ended| ended > 0.0).await;
+    assert_eq!(metric(&relay, displaced), 1.0);
 }
 
 #[tokio::test]
@@ -187,4 +188,28 @@ async fn a_client_gets_no_more_bandwidth_than_it_may_have() {
         start.elapsed() > least,
         "half a megabyte at 1 MB/s takes time"
     );
+}
+
+#[tokio::test]
+async fn capsules_that_are_skipped_count_as_bandwidth() {
+    let relay = relay(|config| config.limits.bandwidth_per_client = 8_000_000);
+    let client = connect(&relay).await;
+    let echo = tcp_by_template(targets::tcp_echo().await, Draft::D12);
+    let (mut sender, mut receiver) = client.ask(echo).await.0.split();
+    let start = Instant::now();
+    // A type that nobody knows, and half a megabyte of it.
+    let head = Bytes::from_static(&[0x29, 0x80, 0x07, 0xa1, 0x20]);
+    sender.write(head).await.expect("open");
+    for _ in 0..50 {
+        let part = Bytes::from_static(&[0; 10_000]);
+        sender.write(part).await.expect("open");
+    }
+    let mut data = BytesMut::new();
+    Draft::D12.write_data_head(&mut data, 1);
+    data.extend_from_slice(b"x");
+    sender.write(data.freeze()).await.expect("open");
+    let back = receiver.data().await.expect("open");
+    assert!(back.is_some());
+    let least = std::time::Duration::from_millis(200);
+    assert!(start.elapsed() > least, "it was skipped for nothing");
 }
