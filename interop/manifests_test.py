@@ -2,6 +2,7 @@
 
 import base64
 import pathlib
+import re
 import secrets
 import subprocess
 import tempfile
@@ -9,7 +10,7 @@ import tempfile
 import kubernetes_validate
 import yaml
 
-from common import HERE, HOPLITE, Checks
+from common import HERE, HOPLITE, Authority, Checks
 
 MANIFESTS = HERE.parent / "deploy" / "kubernetes"
 
@@ -27,13 +28,20 @@ def problem(manifest):
     return None
 
 
-def check_file(place):
-    """The relay's file with what the secrets hold beside it; its paths are those of the container."""
+def check_file(place, private=False):
+    """The relay's file with what the secrets hold beside it; its paths are those of the container. With private tokens what is commented is said."""
     for name in ("identity", "secrets"):
         (place / name).mkdir()
     (place / "secrets" / "fleet.key").write_text(secrets.token_hex(16))
     (place / "secrets" / "users.token").write_text(base64.b64encode(secrets.token_bytes(24)).decode())
     text = (MANIFESTS / "relay.toml").read_text()
+    if private:
+        (place / "secrets" / "spent-store.url").write_text("postgres://hoplite:secret@store.example.org/hoplite?sslmode=require\n")
+        (place / "secrets" / "spent-store-ca.pem").write_bytes(Authority(place / "tls").ca.read_bytes())
+        (place / "secrets" / "issuer-keys.json").write_text('{"issuer-request-uri": "/token-request", "token-keys": []}')
+        text = re.sub(r"^# (\[auth|\w+ = )", r"\1", text, flags=re.MULTILINE)
+    for file in (place / "secrets").iterdir():
+        file.chmod(0o440)  # as `defaultMode` of the volume has it
     (place / "relay.toml").write_text(text.replace("/etc/hoplite/", f"{place}/"))
     return subprocess.run([HOPLITE, "check", "--config", place / "relay.toml"], capture_output=True, text=True)
 
@@ -66,9 +74,10 @@ def main():
     volumes = {volume["name"] for volume in pod["volumes"]}
     mounts = {mount["name"] for mount in container["volumeMounts"]}
     checks.check("what is mounted is there", volumes == mounts, volumes ^ mounts)
-    with tempfile.TemporaryDirectory() as place:
-        ended = check_file(pathlib.Path(place))
-    checks.check("the relay takes the file that is mounted", ended.returncode == 0, ended.stderr)
+    for private, what in ((False, "the file that is mounted"), (True, "it with private tokens and a store that the fleet shares")):
+        with tempfile.TemporaryDirectory() as place:
+            ended = check_file(pathlib.Path(place), private)
+        checks.check(f"the relay takes {what}", ended.returncode == 0, ended.stderr)
     checks.done()
 
 

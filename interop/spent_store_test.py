@@ -303,6 +303,7 @@ class Fleet(Lab):
         name, metrics = f"relay{self.number}", free_port()
         file = self.folder / f"{name}.url"
         file.write_text(url + "\n")
+        file.chmod(0o600)
         relay = self.relay(name, extra=f"""
 [metrics]
 listen = "127.0.0.1:{metrics}"

@@ -1,6 +1,7 @@
 # A fleet of relays under one name: nomad job run deploy/nomad/relay.nomad.hcl. It was tried with no Nomad yet.
 # docs/operating.md, "A fleet", says what to change first.
-# Secrets are Nomad variables of the path nomad/jobs/relay: cert_pem, key_pem, fleet_key, users_token.
+# Secrets are Nomad variables of the path nomad/jobs/relay: cert_pem, key_pem, fleet_key, users_token;
+# with private tokens issuer_keys and spent_store_url, and what is commented below.
 job "relay" {
   datacenters = ["dc1"]
   type        = "service"
@@ -92,6 +93,14 @@ identity = "identity"
 name = "users"
 file = "users.token"
 
+# Tokens that nobody can link, spent once in the whole fleet (docs/tokens.md).
+# [auth.private_tokens]
+# issuer = "issuer.example.org"
+# origin = "relay.example.org"
+# keys = "issuer-keys.json"
+# [auth.private_tokens.store]
+# url_file = "spent-store.url"
+
 [fleet]
 config = 0
 server_id = "{{ env "NOMAD_ALLOC_INDEX" | parseInt | printf "%04x" }}"
@@ -129,6 +138,22 @@ TOML
         change_signal = "SIGHUP"
         data          = "{{ with nomadVar \"nomad/jobs/relay\" }}{{ .users_token }}{{ end }}"
       }
+      # template {
+      #   destination   = "secrets/issuer-keys.json"
+      #   uid           = 10001
+      #   perms         = "0400"
+      #   change_mode   = "signal"
+      #   change_signal = "SIGHUP"
+      #   data          = "{{ with nomadVar \"nomad/jobs/relay\" }}{{ .issuer_keys }}{{ end }}"
+      # }
+      # template {
+      #   destination   = "secrets/spent-store.url"
+      #   uid           = 10001
+      #   perms         = "0400"
+      #   change_mode   = "signal"
+      #   change_signal = "SIGHUP"
+      #   data          = "{{ with nomadVar \"nomad/jobs/relay\" }}{{ .spent_store_url }}{{ end }}"
+      # }
 
       resources {
         cpu    = 2000

@@ -9,5 +9,5 @@ mod value;
 
 pub use check::{ConfigError, above_zero, wrongs};
 pub use document::{Document, Entry, Item, Malformed, Node, Table, listed, meant};
-pub use secret::{hex, hex_key};
+pub use secret::{hex, hex_key, secret_text};
 pub use value::{list, or_third, parsed, parsed_option, seconds};

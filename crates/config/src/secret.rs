@@ -1,4 +1,4 @@
-//! Keys in files of their own: hexadecimal digits that only their owner, and perhaps his group, may read.
+//! Secrets in files of their own, which only their owner, and perhaps his group, may read; keys are hexadecimal digits.
 
 use std::{fs::File, io::Read, os::unix::fs::PermissionsExt, path::Path};
 
@@ -10,12 +10,11 @@ const LONGEST: u64 = 4096;
 /// What a file's mode grants to everybody.
 const OTHERS: u32 = 0o007;
 
-/// The `N` bytes that stand in the file at `path` as hexadecimal digits, white space around them aside. The file's group may read it, as where
-/// Kubernetes mounts secrets; everybody must not.
+/// What stands in the file at `path`, up to 4,096 bytes. The file's group may read it, as where Kubernetes mounts secrets; everybody must not.
 ///
 /// # Errors
-/// The file cannot be read, is open to everybody, or holds something else; what it holds is not told.
-pub fn hex_key<const N: usize>(path: &Path) -> Result<Zeroizing<[u8; N]>, String> {
+/// The file cannot be read, is open to everybody, or is no text.
+pub fn secret_text(path: &Path) -> Result<Zeroizing<String>, String> {
     let shown = path.display();
     let unread = |error: std::io::Error| format!("cannot read {shown}: {error}");
     let file = File::open(path).map_err(unread)?;
@@ -30,10 +29,21 @@ pub fn hex_key<const N: usize>(path: &Path) -> Result<Zeroizing<[u8; N]>, String
     file.take(LONGEST)
         .read_to_string(&mut text)
         .map_err(unread)?;
+    Ok(text)
+}
+
+/// The `N` bytes that stand in the file at `path` as hexadecimal digits, white space around them aside.
+///
+/// # Errors
+/// As [`secret_text`], or the file holds something else; what it holds is not told.
+pub fn hex_key<const N: usize>(path: &Path) -> Result<Zeroizing<[u8; N]>, String> {
+    let text = secret_text(path)?;
     let bytes = hex(text.trim()).map(Zeroizing::new);
     let key = bytes.and_then(|bytes| bytes.as_slice().try_into().ok());
-    key.map(Zeroizing::new)
-        .ok_or_else(|| format!("expected {} hexadecimal digits in {shown}", 2 * N))
+    key.map(Zeroizing::new).ok_or_else(|| {
+        let shown = path.display();
+        format!("expected {} hexadecimal digits in {shown}", 2 * N)
+    })
 }
 
 /// The bytes that pairs of hexadecimal digits stand for; `None` if there is anything else.

@@ -20,7 +20,7 @@ pub struct SpentStore {
     /// `redis://USER:PASSWORD@HOST:PORT/NUMBER`, `rediss://` by TLS, `redis+unix:///PATH`.
     #[serde(deserialize_with = "text::secret")]
     pub url: Option<Zeroizing<String>>,
-    /// A file that holds it; white space around it is ignored. Read again when the relay is told to reload.
+    /// A file that holds it, not open to everybody; white space around it is ignored. Read again when the relay is told to reload.
     pub url_file: Option<PathBuf>,
     /// A PEM file of the authorities by which its certificate is judged, instead of those of the web.
     pub ca: Option<PathBuf>,
@@ -59,7 +59,7 @@ impl SpentStore {
     /// The server; nothing is sent to it.
     ///
     /// # Errors
-    /// A file cannot be read, or there is no URL in it.
+    /// A file cannot be read, the one with the URL is open to everybody, or there is none in it.
     pub fn read(&self) -> Result<SpentServer, ConfigError> {
         let trust = match &self.ca {
             None => Trust::WebPki,
@@ -78,10 +78,9 @@ impl SpentStore {
         let (key, file, text) = match (&self.url, &self.url_file) {
             (None, Some(file)) => {
                 let key = "auth.private_tokens.store.url_file";
-                let text = fs::read_to_string(file).map(Zeroizing::new);
-                let text = text.map_err(|error| ConfigError {
+                let text = hoplite_config::secret_text(file).map_err(|problem| ConfigError {
                     key,
-                    problem: format!("cannot read {}: {error}", file.display()),
+                    problem,
                     file: Some(file.clone()),
                 })?;
                 (key, Some(file.clone()), text)
