@@ -1,0 +1,434 @@
+"""A fleet under load: three relays of one name behind `hoplite-lab balancer`, each a host, while clients download over QUIC and TCP.
+
+One relay is killed, one drains, all are replaced one after the other, a client changes its address, the balancer starts again, a relay hangs.
+Needs root; says so and passes when it is not.
+"""
+
+import hashlib
+import http.server
+import json
+import os
+import pathlib
+import re
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+from common import HERE, HOPLITE, TOKEN, Checks, client_config, quoted, wait_for
+from netns import NetLab, usable
+
+HOPLITE_LAB = pathlib.Path(os.environ.get("HOPLITE_LAB", HOPLITE.with_name("hoplite-lab"))).resolve()
+PORT, METRICS, PAGES = 443, 9090, 8080
+SIZE, PIECE, PAUSE = 10 * 65536, 65536, 0.25  # what a download is, and how the target paces it: 2.5 s
+PARALLEL = 2  # downloads of each client at a time
+DRAIN = 15
+PAYLOAD = b"".join(hashlib.sha256(struct.pack("!I", i)).digest() for i in range(SIZE // 32))
+
+
+# The target: pages from wherever a program asks for them on, at its own pace.
+
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        start = int(re.fullmatch(r"bytes=(\d+)-", self.headers.get("range", "bytes=0-"))[1])
+        self.send_response(206 if start else 200)
+        self.send_header("content-length", str(SIZE - start))
+        self.end_headers()
+        for at in range(start, SIZE, PIECE):
+            time.sleep(PAUSE)
+            self.wfile.write(PAYLOAD[at:at + PIECE])
+
+    def log_message(self, *_):
+        pass
+
+
+def serve(address):
+    with http.server.ThreadingHTTPServer((address, PAGES), Page) as server:
+        server.daemon_threads = True
+        print(json.dumps({"event": "up"}), flush=True)
+        server.serve_forever()
+
+
+# The program: it downloads again and again, and goes on from where a download broke off.
+
+class Broken(Exception):
+    pass
+
+
+def receive(stream, count):
+    data = b""
+    while len(data) < count and (more := stream.recv(count - len(data))):
+        data += more
+    if len(data) < count:
+        raise Broken("it ended early")
+    return data
+
+
+def fetch(socks, target, have):
+    """Adds to `have` what one request brings; whether the target was reached."""
+    opened = False
+    try:
+        with socket.create_connection(("127.0.0.1", socks), 20) as stream:
+            stream.sendall(b"\x05\x01\x00")
+            receive(stream, 2)
+            stream.sendall(b"\x05\x01\x00\x01" + socket.inet_aton(target) + struct.pack("!H", PAGES))
+            if (reply := receive(stream, 10))[1]:
+                raise Broken(f"SOCKS reply {reply[1]}")
+            stream.sendall(f"GET / HTTP/1.0\r\nrange: bytes={len(have)}-\r\n\r\n".encode())
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                head += receive(stream, 1)
+            opened = True
+            while len(have) < SIZE:
+                if not (more := stream.recv(65536)):
+                    raise Broken("it ended early")
+                have += more
+        return opened, None
+    except (Broken, OSError) as e:
+        return opened, f"{type(e).__name__}: {e}"
+
+
+def load(socks, target, parallel):
+    """Downloads until it is told to stop (SIGTERM), ends those that run, and says of each how it went."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    lock = threading.Lock()
+
+    def say(**line):
+        with lock:
+            print(json.dumps(line), flush=True)
+
+    def work():
+        while not stop.is_set():
+            have, began, broken, refused, why = bytearray(), time.monotonic(), 0, 0, []
+            while len(have) < SIZE and broken + refused < 40:
+                say(event="begin", at=time.monotonic())
+                opened, error = fetch(socks, target, have)
+                if error:
+                    broken, refused = broken + opened, refused + (not opened)
+                    why.append(error)
+                    time.sleep(0.2)
+            say(event="download", began=began, ended=time.monotonic(), right=bytes(have) == PAYLOAD, broken=broken, refused=refused, why=why)
+    workers = [threading.Thread(target=work) for _ in range(parallel)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+class Client:
+    """`hoplite client` and a program that downloads through it."""
+
+    def __init__(self, fleet, host, name):
+        self.fleet, self.host, self.name = fleet, host, name
+        self.socks = fleet.next_port
+        fleet.next_port += 1
+        path = fleet.lab.folder / f"{name}.toml"
+        entry = ("fleet", f"{fleet.front.v4}:{PORT}", fleet.leaf.pin, None)
+        path.write_text(client_config([entry], f"127.0.0.1:{self.socks}", "off", TOKEN))
+        self.process = host.run(name, [HOPLITE, "client", "--config", path])
+        fleet.lab._wait_port(host, "127.0.0.1", self.socks, self.process)
+        self.program = None
+
+    def start(self, parallel=PARALLEL):
+        """Begins to download; waits until the first flow is at a relay, and says at which."""
+        before = self.fleet.connections()
+        words = [sys.executable, HERE / "fleet_test.py", "load", self.socks, self.fleet.lab.target.v4, parallel]
+        self.program = self.host.run(f"{self.name}-program", words)
+
+        def risen():
+            after = self.fleet.connections()
+            return [name for name in after if after[name] > before.get(name, 0)]
+        self.relay = wait_for(f"a relay for {self.name}", risen)[0]
+        return self
+
+    def downloads(self, since=0.0):
+        return [line for line in self.program.lines() if line["event"] == "download" and line["ended"] > since]
+
+    def finish(self):
+        """Lets what runs end."""
+        self.program.child.send_signal(signal.SIGTERM)
+
+    def ended(self):
+        self.program.child.wait(60)
+        self.process.stop()
+
+
+class Fleet:
+    """The relays, the balancer in front of them, and who uses them."""
+
+    def __init__(self, lab):
+        self.lab, self.next_port, self.clients = lab, 2000, []
+        number = len(lab.hosts) + 1
+        for name in ("front", "tcp", "mover"):  # the balancer; clients that have no UDP; one that changes its address
+            lab.hosts[name] = host = lab.host(name, number)
+            lab.namespaces.append(host.ns)
+            number += 1
+        self.front, self.tcp, self.mover = (lab.hosts[name] for name in ("front", "tcp", "mover"))
+        self.tcp.block_udp()
+        # One identity, hence one pin, for all.
+        self.leaf = lab.authority.leaf("fleet", ["fleet.test", self.front.v4])
+        lab.leaves = {relay.name: self.leaf for relay in lab.relays}
+        self.key = lab.folder / "fleet.key"
+        self.key.touch(0o600)
+        self.key.write_text(secrets.token_hex(16))
+        for relay in lab.relays:
+            self.start_relay(relay)
+        self.start_balancer()
+        target = lab.target.run("target", [sys.executable, HERE / "fleet_test.py", "target", lab.target.v4])
+        wait_for("the target", target.lines)
+
+    def number(self, relay):
+        return f"{self.lab.relays.index(relay) + 1:04x}"
+
+    def start_relay(self, relay):
+        extra = f"""
+[fleet]
+config = 1
+server_id = "{self.number(relay)}"
+key = "{self.key}"
+
+[limits]
+drain = {DRAIN}
+
+[metrics]
+listen = "{relay.v4}:{METRICS}"
+"""
+        return self.lab.start_relay(relay, extra)
+
+    def start_balancer(self):
+        text = f"listen = {quoted([f'{self.front.v4}:{PORT}'])}\n[[config]]\nid = 1\nkey = \"{self.key}\"\n"
+        for relay in self.lab.relays:
+            text += f'[[relay]]\nserver_id = "{self.number(relay)}"\naddress = "{relay.v4}:{PORT}"\nhealth = "{relay.v4}:{METRICS}"\n'
+        text += "[health]\nevery = 0.2\npatience = 1\nsilences = 2\n"
+        path = self.lab.folder / "balancer.toml"
+        path.write_text(text)
+        log = self.lab.folder / "balancer.log"
+        self.mark = len(log.read_text().splitlines()) if log.exists() else 0
+        self.balancer = self.front.run("balancer", [HOPLITE_LAB, "balancer", path])
+        for relay in self.lab.relays:
+            self.wait_health(relay, "ready")
+
+    def health(self, relay):
+        """What the balancer said last of a relay."""
+        lines = self.balancer.lines()[self.mark:]
+        said = [line["health"] for line in lines if line["event"] == "health" and line["relay"] == self.number(relay)]
+        return said[-1] if said else None
+
+    def wait_health(self, relay, health):
+        wait_for(f"{relay.name} {health}", lambda: self.health(relay) == health or not self.balancer.alive())
+
+    def ask(self, relay, path):
+        """(status, text) of what a relay answers beside its metrics; status 0 without an answer."""
+        words = ["curl", "-sS", "--max-time", 2, "-w", "%{http_code}", f"http://{relay.v4}:{METRICS}{path}"]
+        text = self.front.call(*words).stdout.decode()
+        return int(text[-3:] or 0), text[:-3]
+
+    def metric(self, relay, name):
+        """The sum of a metric over its labels."""
+        _, text = self.ask(relay, "/metrics")
+        return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.M))
+
+    def connections(self):
+        """Those that are open, by the relays' names."""
+        return {relay.name: self.metric(relay, "hoplite_relay_connections_open") for relay in self.lab.relays}
+
+    def add(self, host, name):
+        client = Client(self, host, name).start()
+        self.clients.append(client)
+        return client
+
+    def populate(self):
+        """Clients over QUIC until each relay has one, which the balancer's hash decides, and a client over TCP for each relay."""
+        for number in range(30):
+            self.add(self.lab.client, f"quic-{number}")
+            if {client.relay for client in self.clients} == {relay.name for relay in self.lab.relays}:
+                break
+        for number in range(3):
+            self.add(self.tcp, f"tcp-{number}")
+
+    def of(self, relay):
+        return [client for client in self.clients if client.relay == relay.name]
+
+    def where(self):
+        return {client.name: client.relay for client in self.clients}
+
+    def settle(self, since, patience=30):
+        """Waits until every client has begun and ended a download since then."""
+        wait_for("downloads of all clients", lambda: all(
+            any(line["began"] > since for line in client.downloads(since)) for client in self.clients), patience)
+
+
+def outcome(clients, since):
+    """What went wrong with downloads that ended since then, for a check: nothing, if nothing did."""
+    lines = [(client.name, line) for client in clients for line in client.downloads(since)]
+    return [(name, line["broken"], line["refused"], line["why"]) for name, line in lines
+            if not line["right"] or line["broken"] or line["refused"]] or (not lines and "no downloads")
+
+
+def wrong(clients, since):
+    """Downloads that did not end right, whatever became of them on their way."""
+    return [(client.name, line["why"]) for client in clients for line in client.downloads(since) if not line["right"]]
+
+
+# What happens to the fleet, one after the other. Each leaves all three relays ready.
+
+def spread(checks, fleet):
+    """Nothing happens."""
+    since = time.monotonic()
+    fleet.settle(since)
+    checks.check("each relay has clients over QUIC, and one over TCP", all(
+        any(c.host is fleet.lab.client for c in fleet.of(relay)) and any(c.host is fleet.tcp for c in fleet.of(relay))
+        for relay in fleet.lab.relays), fleet.where())
+    checks.check("all downloads are right and whole", not (bad := outcome(fleet.clients, since)), bad)
+
+
+def killed(checks, fleet):
+    """One of three relays is killed."""
+    relay = fleet.lab.relays[0]
+    mine, others = fleet.of(relay), [c for c in fleet.clients if c.relay != relay.name]
+    since = time.monotonic()
+    fleet.lab.running[relay.name].stop(signal.SIGKILL)
+    new = [Client(fleet, host, f"new-{host.name}").start(1) for host in (fleet.lab.client, fleet.tcp)]
+    fleet.wait_health(relay, "dead")
+    fleet.settle(since)
+    moved = [sum(line["broken"] for line in client.downloads(since)) for client in mine]
+    checks.check("killed: its clients' downloads broke off and were moved", all(moved), moved)
+    checks.check("killed: they ended right", not (bad := wrong(mine, since)), bad)
+    checks.check("killed: those over other relays did not notice", not (bad := outcome(others, since)), bad)
+    wait_for("downloads of new clients", lambda: all(client.downloads() for client in new))
+    checks.check("killed: who came then was served by the others, by QUIC and by TCP",
+                 not (bad := wrong(new, since)) and relay.name not in {c.relay for c in new}, bad)
+    for client in new:
+        client.finish()
+    began = time.monotonic()
+    fleet.start_relay(relay)
+    fleet.wait_health(relay, "ready")
+    for client in new:
+        client.ended()
+    checks.check("killed: back under its number it is ready", fleet.health(relay) == "ready", f"{time.monotonic() - began:.1f} s")
+
+
+def drain(fleet, relay):
+    """SIGTERM, with the relay's answers and the balancer's view once it has heard; its log from then on when it has ended."""
+    process = fleet.lab.running[relay.name]
+    mark = len(process.text())
+    process.child.send_signal(signal.SIGTERM)
+    fleet.wait_health(relay, "draining")
+    answers = [fleet.ask(relay, path)[0] for path in ("/ready", "/live")]
+    process.child.wait(DRAIN + 10)
+    return answers, process.text()[mark:]
+
+
+def drained(checks, fleet):
+    """One drains while the others go on."""
+    relay = fleet.lab.relays[1]
+    since = time.monotonic()
+    answers, log = drain(fleet, relay)
+    checks.check("draining: it lives and is not ready, and the balancer gives it nothing new", answers == [503, 200], answers)
+    checks.check("draining: it has ended when its last download had", "still open" not in log and "has stopped" in log, log[-300:])
+    fleet.settle(time.monotonic())
+    checks.check("draining: no download was lost, and no new one refused", not (bad := outcome(fleet.clients, since)), bad)
+    fleet.wait_health(relay, "dead")
+    fleet.start_relay(relay)
+    fleet.wait_health(relay, "ready")
+
+
+def replaced(checks, fleet):
+    """A new version is rolled out: one after the other drains and starts again."""
+    since = time.monotonic()
+    for relay in fleet.lab.relays:
+        _, log = drain(fleet, relay)
+        checks.check(f"roll-out: {relay.name} closed nothing", "still open" not in log, log[-300:])
+        fleet.start_relay(relay)
+        fleet.wait_health(relay, "ready")
+    fleet.settle(time.monotonic())
+    checks.check("roll-out: no download was lost, and no new one refused", not (bad := outcome(fleet.clients, since)), bad)
+
+
+def rebound(checks, fleet):
+    """A client changes its address; the balancer starts again and knows nobody."""
+    mover = fleet.add(fleet.mover, "mover")
+    wait_for("a download", lambda: mover.downloads())
+    since = time.monotonic()
+    fleet.mover.renumber(77)
+    wait_for("downloads from the new address", lambda: any(line["began"] > since for line in mover.downloads(since)))
+    checks.check("another address: the client reached its relay by the ids of its connection", not (bad := outcome([mover], since)), bad)
+    quic = [client for client in fleet.clients if client.host is not fleet.tcp]
+    since = time.monotonic()
+    fleet.balancer.stop(signal.SIGKILL)
+    fleet.start_balancer()
+    fleet.settle(since)
+    checks.check("the balancer started again: connections over QUIC found their relays by their ids alone",
+                 not (bad := outcome(quic, since)), bad)
+    tcp = [client for client in fleet.clients if client.host is fleet.tcp]
+    checks.check("the balancer started again: downloads over TCP were moved, and ended right", not (bad := wrong(tcp, since)), bad)
+
+
+def hung(checks, fleet):
+    """A relay hangs: it does not answer /live."""
+    relay = fleet.lab.relays[2]
+    process = fleet.lab.running[relay.name].child
+    since = time.monotonic()
+    process.send_signal(signal.SIGSTOP)
+    try:
+        answer = fleet.ask(relay, "/live")[0]
+        checks.check("a relay that hangs does not answer that it lives", answer == 0, answer)
+        fleet.wait_health(relay, "dead")
+        new = Client(fleet, fleet.lab.client, "new-hung").start(1)
+        wait_for("a download of a new client", lambda: new.downloads())
+        checks.check("hung: who came then was served by the others", new.relay != relay.name and not wrong([new], since), new.relay)
+        fleet.settle(since, 60)
+        checks.check("hung: every client's downloads ended right", not (bad := wrong(fleet.clients, since)), bad)
+        new.finish()
+        new.ended()
+    finally:
+        process.send_signal(signal.SIGCONT)
+    fleet.wait_health(relay, "ready")
+    checks.check("hung: it is ready when it answers again", fleet.health(relay) == "ready")
+
+
+# An outage of a store of spent tokens under the same load goes here, behind `hung`: the relays' file (`start_relay`) names the store and the clients'
+# an issuer; then each of refuse, allow and back again.
+PARTS = (spread, killed, drained, replaced, rebound, hung)
+
+
+def main():
+    checks = Checks("a fleet under load")
+    if why := usable():
+        checks.skip("network namespaces", why)
+        checks.done()
+    chosen = sys.argv[1:]  # parts by name; all without
+    with NetLab(relays=3) as lab:
+        fleet = Fleet(lab)
+        fleet.populate()
+        for part in PARTS:
+            if chosen and part.__name__ not in chosen:
+                continue
+            began = time.monotonic()
+            try:
+                part(checks, fleet)
+            except (Exception, subprocess.TimeoutExpired) as e:  # noqa: BLE001: the other parts go on
+                checks.check(part.__doc__.splitlines()[0], False, f"{type(e).__name__}: {e}")
+            print(f"({part.__name__}: {time.monotonic() - began:.0f} s)", flush=True)
+        for client in fleet.clients:
+            client.finish()
+        for client in fleet.clients:
+            client.ended()
+        checks.check("the balancer lived through it", fleet.balancer.alive())
+        if checks.failed:
+            lab.show_logs()
+    checks.done()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["target"]:
+        serve(sys.argv[2])
+    elif sys.argv[1:2] == ["load"]:
+        load(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    else:
+        main()
