@@ -127,6 +127,7 @@ class Client:
         self.fleet, self.host, self.name = fleet, host, name
         self.socks = fleet.next_port
         fleet.next_port += 1
+        self.before = fleet.connections(host)
         path = fleet.lab.folder / f"{name}.toml"
         entry = ("fleet", f"{fleet.front.v4}:{PORT}", fleet.leaf.pin, None)
         path.write_text(client_config([entry], f"127.0.0.1:{self.socks}", "off", TOKEN))
@@ -135,15 +136,13 @@ class Client:
         self.program = None
 
     def start(self, parallel=PARALLEL):
-        """Begins to download; waits until the first flow is at a relay, and says at which."""
-        before = self.fleet.connections()
+        """Waits until it is connected, by the way that its host has, and begins to download; `relay` says where."""
+        def risen():
+            after = self.fleet.connections(self.host)
+            return [name for name in after if after[name] > self.before[name]]
+        self.relay = wait_for(f"a relay for {self.name}", risen)[0]
         words = [sys.executable, HERE / "fleet_test.py", "load", self.socks, self.fleet.lab.target.v4, parallel]
         self.program = self.host.run(f"{self.name}-program", words)
-
-        def risen():
-            after = self.fleet.connections()
-            return [name for name in after if after[name] > before.get(name, 0)]
-        self.relay = wait_for(f"a relay for {self.name}", risen)[0]
         return self
 
     def downloads(self, since=0.0):
@@ -169,7 +168,10 @@ class Fleet:
             lab.namespaces.append(host.ns)
             number += 1
         self.front, self.tcp, self.mover = (lab.hosts[name] for name in ("front", "tcp", "mover"))
+        # Nobody leaves the way that is tried, however slow the machine is.
         self.tcp.block_udp()
+        for host in (lab.client, self.mover):
+            self.block_tcp(host)
         # One identity, hence one pin, for all.
         self.leaf = lab.authority.leaf("fleet", ["fleet.test", self.front.v4])
         lab.leaves = {relay.name: self.leaf for relay in lab.relays}
@@ -181,6 +183,11 @@ class Fleet:
         self.start_balancer()
         target = lab.target.run("target", [sys.executable, HERE / "fleet_test.py", "target", lab.target.v4])
         wait_for("the target", target.lines)
+
+    def block_tcp(self, host):
+        """To the fleet alone."""
+        rules = f"table inet block {{\n chain out {{\n type filter hook output priority 0\n ip daddr {self.front.v4} meta l4proto tcp drop\n}}\n}}\n"
+        subprocess.run([*host.prefix(), "nft", "-f", "-"], input=rules, text=True, check=True, capture_output=True)
 
     def number(self, relay):
         return f"{self.lab.relays.index(relay) + 1:04x}"
@@ -228,14 +235,12 @@ listen = "{relay.v4}:{METRICS}"
         text = self.front.call(*words).stdout.decode()
         return int(text[-3:] or 0), text[:-3]
 
-    def metric(self, relay, name):
-        """The sum of a metric over its labels."""
-        _, text = self.ask(relay, "/metrics")
-        return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.M))
-
-    def connections(self):
-        """Those that are open, by the relays' names."""
-        return {relay.name: self.metric(relay, "hoplite_relay_connections_open") for relay in self.lab.relays}
+    def connections(self, host):
+        """Those that are open over what a host has, QUIC or TCP, by the relays' names; none at a relay that does not answer."""
+        transport = "tls" if host is self.tcp else "quic"
+        metric = re.compile(rf'^hoplite_relay_connections_open{{transport="{transport}"}} (\S+)$', re.M)
+        texts = {relay.name: self.ask(relay, "/metrics")[1] for relay in self.lab.relays}
+        return {name: float(found[1]) if (found := metric.search(text)) else 0 for name, text in texts.items()}
 
     def add(self, host, name):
         client = Client(self, host, name).start()
