@@ -175,9 +175,12 @@ class Fleet:
         # One identity, hence one pin, for all.
         self.leaf = lab.authority.leaf("fleet", ["fleet.test", self.front.v4])
         lab.leaves = {relay.name: self.leaf for relay in lab.relays}
-        self.key = lab.folder / "fleet.key"
-        self.key.touch(0o600)
-        self.key.write_text(secrets.token_hex(16))
+        self.keys = {}  # by the configuration that has each: that of the version which runs, that of the next one
+        for config in (1, 2):
+            self.keys[config] = key = lab.folder / f"fleet-{config}.key"
+            key.touch(0o600)
+            key.write_text(secrets.token_hex(16))
+        self.config = 1
         for relay in lab.relays:
             self.start_relay(relay)
         self.start_balancer()
@@ -195,9 +198,9 @@ class Fleet:
     def start_relay(self, relay):
         extra = f"""
 [fleet]
-config = 1
+config = {self.config}
 server_id = "{self.number(relay)}"
-key = "{self.key}"
+key = "{self.keys[self.config]}"
 
 [limits]
 drain = {DRAIN}
@@ -208,7 +211,9 @@ listen = "{relay.v4}:{METRICS}"
         return self.lab.start_relay(relay, extra)
 
     def start_balancer(self):
-        text = f"listen = {quoted([f'{self.front.v4}:{PORT}'])}\n[[config]]\nid = 1\nkey = \"{self.key}\"\n"
+        text = f"listen = {quoted([f'{self.front.v4}:{PORT}'])}\n"
+        for config, key in self.keys.items():
+            text += f'[[config]]\nid = {config}\nkey = "{key}"\n'
         for relay in self.lab.relays:
             text += f'[[relay]]\nserver_id = "{self.number(relay)}"\naddress = "{relay.v4}:{PORT}"\nhealth = "{relay.v4}:{METRICS}"\n'
         text += "[health]\nevery = 0.2\npatience = 1\nsilences = 2\n"
@@ -234,6 +239,10 @@ listen = "{relay.v4}:{METRICS}"
         words = ["curl", "-sS", "--max-time", 2, "-w", "%{http_code}", f"http://{relay.v4}:{METRICS}{path}"]
         text = self.front.call(*words).stdout.decode()
         return int(text[-3:] or 0), text[:-3]
+
+    def flows(self, relay):
+        """Downloads that pass it now."""
+        return sum(float(count) for count in re.findall(r"^hoplite_relay_tunnels_open{.*} (\S+)$", self.ask(relay, "/metrics")[1], re.M))
 
     def connections(self, host):
         """Those that are open over what a host has, QUIC or TCP, by the relays' names; none at a relay that does not answer."""
@@ -319,23 +328,25 @@ def killed(checks, fleet):
 
 
 def drain(fleet, relay):
-    """SIGTERM, with the relay's answers and the balancer's view once it has heard; its log from then on when it has ended."""
+    """SIGTERM, with the relay's answers and the balancer's view once it has heard; its log from then on when it has ended, and what it had then."""
     process = fleet.lab.running[relay.name]
+    wait_for(f"downloads by way of {relay.name}", lambda: fleet.flows(relay))
     mark = len(process.text())
     process.child.send_signal(signal.SIGTERM)
     fleet.wait_health(relay, "draining")
     answers = [fleet.ask(relay, path)[0] for path in ("/ready", "/live")]
     process.child.wait(DRAIN + 10)
-    return answers, process.text()[mark:]
+    log = process.text()[mark:]
+    return answers, log, "still open" not in log and "has stopped" in log
 
 
 def drained(checks, fleet):
     """One drains while the others go on."""
     relay = fleet.lab.relays[1]
     since = time.monotonic()
-    answers, log = drain(fleet, relay)
+    answers, log, whole = drain(fleet, relay)
     checks.check("draining: it lives and is not ready, and the balancer gives it nothing new", answers == [503, 200], answers)
-    checks.check("draining: it has ended when its last download had", "still open" not in log and "has stopped" in log, log[-300:])
+    checks.check("draining: it has ended when its last download had", whole, log[-300:])
     fleet.settle(time.monotonic())
     checks.check("draining: no download was lost, and no new one refused", not (bad := outcome(fleet.clients, since)), bad)
     fleet.wait_health(relay, "dead")
@@ -344,11 +355,12 @@ def drained(checks, fleet):
 
 
 def replaced(checks, fleet):
-    """A new version is rolled out: one after the other drains and starts again."""
+    """A new version is rolled out, with a new key: one after the other drains and starts again."""
     since = time.monotonic()
+    fleet.config = 2
     for relay in fleet.lab.relays:
-        _, log = drain(fleet, relay)
-        checks.check(f"roll-out: {relay.name} closed nothing", "still open" not in log, log[-300:])
+        _, log, whole = drain(fleet, relay)
+        checks.check(f"roll-out: {relay.name} closed nothing", whole, log[-300:])
         fleet.start_relay(relay)
         fleet.wait_health(relay, "ready")
     fleet.settle(time.monotonic())
