@@ -1,5 +1,5 @@
 //! `hoplite relay`: serves until it is told to stop. SIGTERM and SIGINT drain (a second one stops at once), SIGHUP reads
-//! tokens and certificates again and keeps the old ones if the new are wrong.
+//! tokens, certificates and where clients are again, and keeps the old ones if the new are wrong.
 
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
@@ -122,8 +122,12 @@ async fn read(reader: Option<Reader>) {
 async fn serve(handle: Handle, path: &Path, drain: Duration, signals: &mut Signals) {
     while signals.next().await == Asked::Reload {
         match reload(&handle, path) {
-            Ok(()) => info!(pin = %handle.pin(), "tokens and certificates were read again"),
-            Err(failure) => error!("the old tokens and certificates stay: {failure}"),
+            Ok(()) => {
+                info!(pin = %handle.pin(), "tokens, certificates and clients' regions were read again")
+            }
+            Err(failure) => {
+                error!("the old tokens, certificates and clients' regions stay: {failure}")
+            }
         }
     }
     info!(
@@ -141,7 +145,8 @@ fn reload(handle: &Handle, path: &Path) -> Result<(), Failure> {
     let config = config::relay::load(path)?.config;
     let identity = files_of(&config).read()?;
     handle
-        .reload(&config.auth, Some(&identity))
+        .reload_client_regions(&config.ingress)
+        .and_then(|()| handle.reload(&config.auth, Some(&identity)))
         .map_err(|error| refused(&error))
 }
 

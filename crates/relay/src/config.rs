@@ -7,7 +7,6 @@ use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 use hoplite_tokens::SpentOptions;
 use hoplite_wire::{
     Target,
-    geofeed::{Geofeed, LineError},
     special::TRANSLATION_PREFIXES,
     tuning::{AckPolicy, Congestion, TuningGrant},
 };
@@ -275,35 +274,10 @@ pub struct Ingress {
     /// the same way: by this name or by this address.
     #[serde(deserialize_with = "hoplite_config::list")]
     pub relays: Vec<Target>,
-    /// A geofeed (RFC 8805) of clients' addresses: each client is told its region, and nobody else. Not read again.
+    /// A geofeed (RFC 8805) of clients' addresses: each client is told its region, and nobody else.
     pub geofeed: Option<PathBuf>,
-}
-
-impl Ingress {
-    /// The geofeed, read.
-    ///
-    /// # Errors
-    /// There is no such file, or a line of it is wrong.
-    pub fn read_geofeed(&self) -> Result<Option<Geofeed>, ConfigError> {
-        let Some(path) = &self.geofeed else {
-            return Ok(None);
-        };
-        let wrong = |problem: String| ConfigError {
-            key: "ingress.geofeed",
-            problem: format!("cannot read {}: {problem}", path.display()),
-            file: Some(path.clone()),
-        };
-        let feed = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
-        let told = |errors: Vec<LineError>| {
-            let first = errors.first().map(ToString::to_string);
-            let first = first.unwrap_or_default();
-            wrong(match errors.len() {
-                0 | 1 => first,
-                many => format!("{first}, and {} more", many - 1),
-            })
-        };
-        Geofeed::parse(&feed).map(Some).map_err(told)
-    }
+    /// The same as a database in MaxMind's format (MMDB) of countries or cities; one of the two.
+    pub mmdb: Option<PathBuf>,
 }
 
 /// How CONNECT-UDP is asked for.
@@ -438,6 +412,10 @@ impl Config {
         if !self.egress.nat64.iter().all(translates) {
             let problem = "expected prefixes of 32, 40, 48, 56, 64 or 96 bits (RFC 6052 §2.2)";
             return Err(ConfigError::new("egress.nat64", problem));
+        }
+        if self.ingress.geofeed.is_some() && self.ingress.mmdb.is_some() {
+            let problem = "where clients are stands in this file or in `geofeed`: take one of the two keys away";
+            return Err(ConfigError::new("ingress.mmdb", problem));
         }
         match &self.egress.resolver {
             ResolverChoice::Invalid(what) => Err(ConfigError::new(

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use hoplite_crypto::{Certificates, Identity, IdentityError, Pin, onion::OnionKeys};
 use hoplite_quic::{Hooks, Watch, server::Secrets};
 use hoplite_wire::OnionKey;
@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     admission::Admission,
-    config::{Auth, Config, ConfigError, Limits},
+    config::{Auth, Config, ConfigError, Ingress, Limits},
     egress::Egress,
     host_addresses::HostAddresses,
     ip::Ip,
@@ -240,6 +240,16 @@ impl Handle {
         self.shared.admission.store(Arc::new(admission));
         Ok(())
     }
+
+    /// Takes the geofeed or the database of clients' addresses as it is now, or none; connections that are there keep the region that they had.
+    ///
+    /// # Errors
+    /// It cannot be read; then nothing changes.
+    pub fn reload_client_regions(&self, ingress: &Ingress) -> Result<(), StartError> {
+        let regions = ingress.read_client_regions()?;
+        self.shared.client_regions.store(regions.map(Arc::new));
+        Ok(())
+    }
 }
 
 impl Shared {
@@ -294,7 +304,7 @@ impl Shared {
             bound_udp: config.bound_udp.clone(),
             templates: Templates::new(&config.masque)?,
             egress,
-            geofeed: config.ingress.read_geofeed()?,
+            client_regions: ArcSwapOption::new(config.ingress.read_client_regions()?.map(Arc::new)),
             onion,
             ip: Ip::new(config)?,
             serves_dns: config.is_egress() && config.egress.dns,

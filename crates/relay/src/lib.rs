@@ -9,6 +9,7 @@
 
 mod admission;
 mod bound;
+mod client_regions;
 pub mod config;
 mod egress;
 mod failure;
@@ -23,6 +24,7 @@ mod policy;
 mod resolve;
 mod serve;
 
+pub use client_regions::ClientRegions;
 pub use config::{Config, ConfigError};
 pub use handle::{Handle, Parts, Rekey, Relay, StartError};
 pub use onion::{Circuits, Listed};

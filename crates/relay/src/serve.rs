@@ -3,19 +3,17 @@
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use hoplite_crypto::Certificates;
 use hoplite_http::{h1, h2, h3};
 use hoplite_link::Pad;
 use hoplite_quic::Hooks;
-use hoplite_wire::{
-    geofeed::Geofeed,
-    tuning::{Congestion, TuningGrant},
-};
+use hoplite_wire::tuning::{Congestion, TuningGrant};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
     admission::Admission,
+    client_regions::ClientRegions,
     config::{Limits, LinkKind},
     egress::Egress,
     ip::Ip,
@@ -48,7 +46,7 @@ pub(crate) struct Shared {
     pub(crate) templates: Templates,
     pub(crate) egress: Arc<Egress>,
     /// Where clients are.
-    pub(crate) geofeed: Option<Geofeed>,
+    pub(crate) client_regions: ArcSwapOption<ClientRegions>,
     /// Circuits, if they are served.
     pub(crate) onion: Option<Arc<Onion>>,
     pub(crate) ip: Arc<Ip>,

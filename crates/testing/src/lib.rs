@@ -1,5 +1,5 @@
-//! What tests of several rooms share: an overlay [`Double`], [`targets`], a resolver ([`dns`]), [`namespace`]s, [`seeded`] random
-//! numbers and one [`PATIENCE`].
+//! What tests of several rooms share: an overlay [`Double`], [`targets`], a resolver ([`dns`]), [`namespace`]s, databases of places ([`mmdb`]),
+//! [`seeded`] random numbers and one [`PATIENCE`].
 //! A dev-dependency of other rooms, and of nothing else.
 //!
 //! # Where it may be used
@@ -14,6 +14,7 @@ pub mod dns;
 pub mod double;
 #[cfg(feature = "http")]
 pub mod http;
+pub mod mmdb;
 pub mod namespace;
 #[cfg(feature = "relay")]
 pub mod path;

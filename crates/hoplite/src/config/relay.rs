@@ -58,7 +58,7 @@ pub(crate) fn read(document: &Document) -> Result<Relay, Failure> {
     }
     config
         .ingress
-        .read_geofeed()
+        .read_client_regions()
         .map_err(|error| vec![complaint(document, &error)])?;
     Ok(Relay {
         warnings: warnings(&config),
@@ -86,8 +86,10 @@ fn resolve_paths(config: &mut Config, file: &Path) {
     if let Some(fleet) = &mut config.fleet {
         fleet.key = super::beside(file, &fleet.key);
     }
-    let geofeed = &mut config.ingress.geofeed;
-    *geofeed = geofeed.as_ref().map(|path| super::beside(file, path));
+    let ingress = &mut config.ingress;
+    for path in [&mut ingress.geofeed, &mut ingress.mmdb] {
+        *path = path.as_ref().map(|path| super::beside(file, path));
+    }
     for entry in &mut config.auth.token {
         entry.file = entry.file.as_ref().map(|path| super::beside(file, path));
     }

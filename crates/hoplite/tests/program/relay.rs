@@ -78,17 +78,45 @@ fn a_wrong_file_on_reload_changes_nothing_and_is_told() {
     relay.line_with("the relay is up");
     fs::write(&file, FILE.replace("token = ", "tokn = ")).expect("written");
     relay.signal(Signal::HUP);
-    let line = relay.line_with("the old tokens and certificates stay");
+    let line = relay.line_with("the old tokens, certificates and clients' regions stay");
     assert!(
         line.contains("relay.toml:3:1: auth.token[0].tokn: there is no such key"),
         "{line}"
     );
     fs::write(&file, FILE.replace("\"t\"", "\"u\"")).expect("written");
     relay.signal(Signal::HUP);
-    relay.line_with("tokens and certificates were read again");
+    relay.line_with("tokens, certificates and clients' regions were read again");
     relay.signal(Signal::INT);
     relay.line_with("the relay has stopped");
     assert_eq!(relay.wait_for_end().code(), Some(0));
+}
+
+#[test]
+fn a_wrong_geofeed_on_reload_is_told_with_its_line() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (file, feed) = (
+        directory.path().join("relay.toml"),
+        directory.path().join("clients.csv"),
+    );
+    fs::write(
+        &file,
+        format!("{FILE}[ingress]\ngeofeed = \"clients.csv\"\n"),
+    )
+    .expect("written");
+    fs::write(&feed, "192.0.2.0/24,DE,,,\n").expect("written");
+    let mut relay = Running::start("relay", &file);
+    relay.line_with("the relay is up");
+    fs::write(&feed, "192.0.2.0/24,DE,,,\n192.0.2.0/24,FR,,,\n").expect("written");
+    relay.signal(Signal::HUP);
+    let line = relay.line_with("the old tokens, certificates and clients' regions stay");
+    let says = "relay.toml:5:1: ingress.geofeed: cannot read";
+    assert!(
+        line.contains(says) && line.contains("line 2: 192.0.2.0/24 is there twice"),
+        "{line}"
+    );
+    fs::write(&feed, "192.0.2.0/24,FR,,,\n").expect("written");
+    relay.signal(Signal::HUP);
+    relay.line_with("tokens, certificates and clients' regions were read again");
 }
 
 #[test]

@@ -286,6 +286,13 @@ fn pools_have_each_address_once_and_a_region_that_there_is() {
 }
 
 #[test]
+fn where_clients_are_stands_in_one_file() {
+    let both = "listen = [\"127.0.0.1:1\"]\n[ingress]\ngeofeed = \"a\"\nmmdb = \"b\"\n";
+    let problem = checked(both).expect_err("two");
+    assert!(problem.contains("ingress.mmdb"), "{problem}");
+}
+
+#[test]
 fn what_is_spent_is_in_a_file_or_with_a_server_whose_password_is_never_told() {
     let start = "listen = [\"127.0.0.1:1\"]\n[auth.private_tokens]\nissuer = \"i\"\norigin = \"o\"\nkeys = \"k\"\n";
     let of = |rest: &str| checked(&format!("{start}{rest}"));

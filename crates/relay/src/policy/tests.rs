@@ -243,6 +243,7 @@ fn an_ingress_forwards_to_its_relays_only() {
         roles: vec![Role::Ingress],
         ingress: Ingress {
             geofeed: None,
+            mmdb: None,
             relays: vec![
                 "relay.example:443".parse().expect("target"),
                 "10.0.0.2:443".parse().expect("target"),

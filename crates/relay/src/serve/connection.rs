@@ -67,7 +67,7 @@ pub(crate) struct AdmittedConnection {
     pub(crate) account: Arc<Account>,
     by: Arc<AdmittedBy>,
     lots: Arc<Lots>,
-    /// Where its client is, as the geofeed has the address that it came from.
+    /// Where its client is, by the address that it came from when it began.
     region: Option<Region>,
 }
 
@@ -95,9 +95,10 @@ impl AdmittedConnection {
             by: Arc::default(),
             lots: Arc::new(Lots::new(Instant::now())),
             region: shared
-                .geofeed
+                .client_regions
+                .load()
                 .as_ref()
-                .and_then(|feed| feed.region(address)),
+                .and_then(|regions| regions.region(address)),
         })
     }
 

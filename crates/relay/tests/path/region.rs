@@ -4,8 +4,12 @@ use std::fs;
 
 use hoplite_masque::{Config, ShownRegion};
 use hoplite_overlay::{Overlay, Terms};
-use hoplite_relay::{Handle, Relay, config::Pool};
+use hoplite_relay::{
+    Handle, Relay,
+    config::{Ingress, Pool},
+};
 use hoplite_testing::{
+    mmdb,
     path::{direct, through},
     relay::{config, identity, relay},
     soon, targets,
@@ -19,12 +23,20 @@ fn relays() -> Vec<Handle> {
     let folder = tempfile::tempdir().expect("a folder");
     let feed = folder.path().join("feed.csv");
     fs::write(&feed, "127.0.0.0/8,DE,DE-BE,Berlin,\n").expect("written");
+    relays_with(Ingress {
+        geofeed: Some(feed),
+        ..Ingress::default()
+    })
+}
+
+/// An ingress with this configuration, and an egress with pools.
+fn relays_with(ingress: Ingress) -> Vec<Handle> {
     let pool = |region: Option<&str>, addresses: &str| Pool {
         region: region.map(|region| region.parse().expect("a region")),
         zone: None,
         addresses: vec![addresses.parse().expect("a prefix")],
     };
-    let first = relay(|config| config.ingress.geofeed = Some(feed));
+    let first = relay(|config| config.ingress = ingress);
     let last = relay(|config| {
         config.egress.pool = vec![
             pool(Some("DE-BE"), "127.8.1.0/24"),
@@ -87,6 +99,57 @@ async fn a_client_whom_no_relay_tells_shows_nothing() {
     let path = through(&relays, &direct(), client(ShownRegion::Keep));
     let seen = seen(&path).await;
     assert!(seen.starts_with("127.8.3."), "{seen}");
+}
+
+#[tokio::test]
+async fn an_ingress_knows_its_clients_places_by_a_database_too() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("clients.mmdb");
+    let database = mmdb::write(&[("127.0.0.0/8", mmdb::Entry::part("DE", "BE"))]);
+    fs::write(&file, &database).expect("written");
+    let ingress = Ingress {
+        mmdb: Some(file.clone()),
+        ..Ingress::default()
+    };
+    let relays = relays_with(ingress.clone());
+    let path = through(&relays, &direct(), client(ShownRegion::Keep));
+    let told = seen(&path).await;
+    assert!(told.starts_with("127.8.1."), "{told}");
+    fs::write(&file, &database[..database.len() / 2]).expect("written");
+    let error = relays[0].reload_client_regions(&ingress);
+    let error = error.expect_err("damaged").to_string();
+    assert!(error.contains("ingress.mmdb"), "{error}");
+    assert!(error.contains("MaxMind's format"), "{error}");
+}
+
+#[tokio::test]
+async fn a_geofeed_is_read_again_and_a_wrong_one_changes_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let feed = folder.path().join("feed.csv");
+    fs::write(&feed, "127.0.0.0/8,DE,DE-BE,,\n").expect("written");
+    let ingress = Ingress {
+        geofeed: Some(feed.clone()),
+        ..Ingress::default()
+    };
+    let relays = relays_with(ingress.clone());
+    for (line, is_right, prefix) in [
+        (
+            "127.0.0.0/8,DE,DE-BE,,\n127.0.0.0/33,DE,,,\n",
+            false,
+            "127.8.1.",
+        ),
+        ("127.0.0.0/8,DE,,,\n", true, "127.8.2."),
+    ] {
+        fs::write(&feed, line).expect("written");
+        let read = relays[0].reload_client_regions(&ingress);
+        assert_eq!(read.is_ok(), is_right, "{line}");
+        if let Err(error) = read {
+            assert!(error.to_string().contains("line 2: "), "{error}");
+        }
+        let path = through(&relays, &direct(), client(ShownRegion::Keep));
+        let seen = seen(&path).await;
+        assert!(seen.starts_with(prefix), "{line}: {seen}");
+    }
 }
 
 #[tokio::test]
