@@ -6,10 +6,11 @@ use std::path::Path;
 use hoplite_channel::How;
 use hoplite_directory::Trust;
 use hoplite_mediator::Listen;
+use hoplite_relay::config::Egress;
 use serde_json::json;
 
 use crate::{
-    config::{self, Kind, client::Client, relay::Relay},
+    config::{self, Document, Kind, client::Client, relay::Relay},
     say,
     say::Failure,
 };
@@ -25,7 +26,12 @@ struct Meaning {
 pub(crate) fn run(path: &Path, json: bool) -> Result<(), Failure> {
     let document = config::open(path)?;
     let meaning = match config::kind(&document)? {
-        Kind::Relay => relay(&config::relay::read(&document)?),
+        Kind::Relay => {
+            let mut checked = config::relay::read(&document)?;
+            let missing = missing(&document, &checked.config.egress);
+            checked.warnings.extend(missing);
+            relay(&checked)
+        }
         Kind::Client => client(&config::client::read(&document)?),
         Kind::Directory => directory(&config::directory::read(&document)?),
         Kind::Issuer => issuer(&config::issuer::read(&document)?),
@@ -48,6 +54,33 @@ pub(crate) fn run(path: &Path, json: bool) -> Result<(), Failure> {
         .lines
         .iter()
         .try_for_each(|line| say::answer(format!("  {line}")))
+}
+
+/// Which pools have addresses that are not this host's: no mistake in the file, which may be for another host.
+fn missing(document: &Document, egress: &Egress) -> Vec<String> {
+    let tell = |number: usize, why: String, remedy: &str| {
+        let key = format!("egress.pool[{number}].addresses");
+        let told = document.complain(&key, why, remedy);
+        format!("{}: {}", told.why, told.remedy)
+    };
+    if egress.pool.is_empty() {
+        return Vec::new();
+    }
+    let missing = match egress.missing() {
+        Ok(missing) => missing,
+        Err(error) => {
+            let why = format!("whether this host has them, the kernel does not say: {error}");
+            return vec![tell(0, why, "allow AF_NETLINK")];
+        }
+    };
+    let told = missing.into_iter().map(|(number, net)| {
+        let why =
+            format!("{net} does not lead to this host, so that flows from there get no answer");
+        let family = if net.addr().is_ipv6() { "ip -6" } else { "ip" };
+        let remedy = format!("have it routed here, then '{family} route add local {net} dev lo'");
+        tell(number, why, &remedy)
+    });
+    told.collect()
 }
 
 /// What a relay does for circuits.
@@ -79,6 +112,11 @@ fn relay(relay: &Relay) -> Meaning {
             "also to {} kind(s) of special target",
             config.egress.allow.len()
         )
+    }));
+    let pools = config.egress.pool.len();
+    lines.extend((pools > 0).then(|| {
+        let renew = config.egress.renew.as_secs_f64();
+        format!("leaves by {pools} pool(s) of addresses, by another of them after {renew} s")
     }));
     lines.extend(config.onion.enabled.then(|| served(config)));
     lines.push(match config.auth.token.len() {

@@ -115,6 +115,16 @@ impl HostAddresses {
             || found.nets.iter().any(|net| net.contains(&ip))
     }
 
+    /// Whether this host receives what is sent to any address of this prefix.
+    pub(crate) fn has_all(&self, prefix: &IpNet) -> bool {
+        let found = self.0.load();
+        let hosts = found.hosts.iter().map(|ip| IpNet::from(*ip));
+        let all = hosts.chain(found.nets.iter().copied()).collect();
+        IpNet::aggregate(&all)
+            .iter()
+            .any(|net| net.contains(prefix))
+    }
+
     /// Keeps them up to date. Never ends.
     pub(crate) async fn follow(&self, changes: Changes) {
         #[expect(unsafe_code, reason = "no safe way to wait for a descriptor")]
@@ -418,6 +428,33 @@ mod tests {
         assert!(found.nets.contains(&loopback), "{local:?}");
         assert!(local.has(ip("127.9.9.9")) && local.has(ip("::1")) && local.has(ip("0.0.0.0")));
         assert!(!local.has(ip("1.1.1.1")) && !local.has(ip("2606:4700::1111")));
+    }
+
+    #[test]
+    fn a_prefix_is_this_hosts_when_each_of_its_addresses_is() {
+        let nets = [
+            "192.0.2.0/25",
+            "192.0.2.128/26",
+            "192.0.2.192/32",
+            "192.0.2.193/32",
+            "2001:db8::/64",
+        ];
+        let local = HostAddresses::only(&nets.map(|net| net.parse().expect(net)));
+        for (prefix, is_here) in [
+            ("192.0.2.0/25", true),
+            ("192.0.2.64/27", true),
+            ("192.0.2.192/31", true),
+            ("192.0.2.192/30", false),
+            ("192.0.2.0/24", false),
+            ("2001:db8::5/128", true),
+            ("2001:db8::/63", false),
+        ] {
+            assert_eq!(
+                local.has_all(&prefix.parse().expect(prefix)),
+                is_here,
+                "{prefix}"
+            );
+        }
     }
 
     #[test]

@@ -289,6 +289,80 @@ fn a_geofeed_is_checked_line_by_line() {
 }
 
 #[test]
+fn a_check_names_pools_whose_addresses_do_not_lead_to_this_host() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("relay.toml");
+    let relay = "listen = [\"127.0.0.1:0\"]\n\
+                 [[egress.pool]]\nregion = \"DE\"\naddresses = [\"127.9.0.0/16\", \"::1\"]\n\
+                 [[egress.pool]]\nregion = \"FR\"\naddresses = [\"127.10.0.0/16\", \"203.0.113.0/28\", \"2001:db8:be::/64\"]\n";
+    fs::write(&config, relay).expect("written");
+    let checked = run(&["check", "--config", text(&config)]);
+    assert_eq!(checked.status.code(), Some(0), "{}", stderr(&checked));
+    let warnings = stderr(&checked);
+    let told: Vec<&str> = warnings
+        .lines()
+        .filter(|l| l.contains("egress.pool"))
+        .collect();
+    for (line, says) in told.iter().zip([
+        "203.0.113.0/28 does not lead to this host",
+        "2001:db8:be::/64 does not lead to this host",
+    ]) {
+        let place = "relay.toml:7:13: egress.pool[1].addresses: ";
+        assert!(line.contains(place) && line.contains(says), "{line}");
+    }
+    assert_eq!(told.len(), 2, "{warnings}");
+}
+
+#[test]
+fn a_published_geofeed_that_has_pools_elsewhere_is_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (config, file) = (
+        folder.path().join("relay.toml"),
+        folder.path().join("feed.csv"),
+    );
+    let relay = "listen = [\"127.0.0.1:0\"]\n\
+                 [[egress.pool]]\nregion = \"DE-BE\"\naddresses = [\"9.9.9.0/28\"]\n\
+                 [[egress.pool]]\naddresses = [\"9.9.9.16/28\"]\n";
+    fs::write(&config, relay).expect("written");
+    let check = |feed: &str| {
+        fs::write(&file, feed).expect("written");
+        let checked = run(&["geofeed", "check", text(&file), "--config", text(&config)]);
+        (checked.status.code(), stderr(&checked))
+    };
+    for right in [
+        "9.9.9.0/24,DE,DE-BE,,\n",
+        "9.9.9.0/24,FR,,,\n9.9.9.0/28,DE,,,\n",
+        "9.9.9.0/28,DE,DE-BE,Berlin,\n9.9.9.16/28,FR,,,\n",
+    ] {
+        assert_eq!(check(right).0, Some(0), "{right}");
+    }
+    for (wrong, says) in [
+        (
+            "9.9.9.0/24,FR,,,\n",
+            "the feed has 9.9.9.0/24 in FR, and the pool in DE-BE",
+        ),
+        (
+            "9.9.9.0/28,DE,DE-BY,,\n",
+            "the feed has 9.9.9.0/28 in DE-BY",
+        ),
+        (
+            "9.9.9.0/28,DE,DE-BE,,\n9.9.9.4,FR,,,\n",
+            "the feed has 9.9.9.4/32 in FR",
+        ),
+        ("9.9.9.0/28,,,,\n", "the feed has 9.9.9.0/28 nowhere"),
+        (
+            "9.9.9.0/29,DE,DE-BE,,\n",
+            "the feed does not have all of 9.9.9.0/28",
+        ),
+    ] {
+        let (code, told) = check(wrong);
+        assert_eq!(code, Some(2), "{wrong}");
+        let place = "relay.toml:4:13: egress.pool[0].addresses: ";
+        assert!(told.contains(place) && told.contains(says), "{told}");
+    }
+}
+
+#[test]
 fn a_relays_geofeed_is_printed_and_passes_the_check() {
     let folder = tempfile::tempdir().expect("a folder");
     let config = folder.path().join("relay.toml");

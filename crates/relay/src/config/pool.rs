@@ -1,5 +1,7 @@
 //! `[[egress.pool]]`: the addresses from which an egress connects for clients of a region, and the geofeed (RFC 8805) that says so to others.
 
+use std::io;
+
 use hoplite_wire::{
     geofeed::Geofeed,
     region::{Region, Zone},
@@ -8,6 +10,7 @@ use ipnet::IpNet;
 use serde::Deserialize;
 
 use super::{ConfigError, Egress, text};
+use crate::host_addresses::HostAddresses;
 
 /// Addresses of one region.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -39,6 +42,18 @@ impl Egress {
             }
         }
         Ok(feed)
+    }
+
+    /// The prefixes, with the number of their pool, of which this host does not receive every address: flows that draw another get no answer.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn missing(&self) -> io::Result<Vec<(usize, IpNet)>> {
+        let (local, _changes) = HostAddresses::look()?;
+        let all = self.pool.iter().enumerate();
+        let all =
+            all.flat_map(|(number, pool)| pool.addresses.iter().map(move |net| (number, *net)));
+        Ok(all.filter(|(_, net)| !local.has_all(net)).collect())
     }
 }
 
