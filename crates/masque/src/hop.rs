@@ -248,10 +248,10 @@ impl Hop {
     }
 
     async fn packets(&self, scope: &Scope, terms: &Terms) -> Result<PacketTunnel, Error> {
-        let head = self.credentials.connect_ip(scope);
         let queue = self.config.datagram_queue;
-        self.ask(terms, |connection| {
-            PacketTunnel::open(connection, &head, queue)
+        self.ask(terms, |connection| async move {
+            let head = self.located(self.credentials.connect_ip(scope));
+            PacketTunnel::open(connection, &head, queue).await
         })
         .await
     }

@@ -205,6 +205,7 @@ impl Direct {
             idents: IDENTS,
             idle: IDENT_IDLE,
             guard: self.guard.clone(),
+            sources: Vec::new(),
             mark: self.udp.mark,
         }))
     }

@@ -37,7 +37,10 @@ use crate::{
 mod bound;
 mod pools;
 
-pub(crate) use self::{bound::Bound, pools::Lots};
+pub(crate) use self::{
+    bound::Bound,
+    pools::{Lots, fit},
+};
 use self::{bound::BoundSockets, pools::Pools};
 
 /// How long a negative answer of ours may be kept, in seconds.
@@ -142,6 +145,13 @@ impl Egress {
                 self.pools.source(lots, shown, target, Instant::now())
             }
         }
+    }
+
+    /// The address of each family that echoes leave from, where a pool has one.
+    pub(crate) fn echo_sources(&self, origin: &Origin<'_>) -> Vec<IpAddr> {
+        let (lots, shown) = (origin.lots, origin.shown.as_ref());
+        let source = |family: &IpAddr| self.pools.source(lots, shown, *family, Instant::now());
+        bound::FAMILIES.iter().filter_map(source).collect()
     }
 
     /// The addresses of `host` that the policy permits, whatever the port; at least one. For packets, which are judged again one by one.

@@ -17,6 +17,7 @@ use hoplite_overlay::{
 use hoplite_wire::{
     Host,
     connect_ip::{Capsule, ICMP, ICMPV6, Numbered, Prefix, Route, Scope, ScopeTarget},
+    region::Shown,
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -24,7 +25,7 @@ pub(crate) use self::filter::{PacketFilter, Rate, Refused};
 use self::{device::Device, pool::Pool};
 use crate::{
     ConfigError, config,
-    egress::Egress,
+    egress::{Egress, Origin, fit},
     failure::{Failure, Limit},
     limits::QueryQuota,
     metrics::Metrics,
@@ -42,8 +43,15 @@ pub(crate) struct Ip {
     config: config::Ip,
     /// Which families have an egress: IPv4, IPv6.
     served: [bool; 2],
-    pools: Mutex<Vec<Pool>>,
+    pools: Mutex<Vec<Located>>,
     device: Option<Arc<Device>>,
+}
+
+/// A pool, and for whom it is.
+#[derive(Debug)]
+struct Located {
+    of: config::Pool,
+    pool: Pool,
 }
 
 /// An open flow.
@@ -76,11 +84,23 @@ impl Ip {
         let serves = ip.enabled && config.is_egress();
         let name = ip.device.as_deref().filter(|_| serves);
         let device = name.map(open).transpose()?;
-        let pools = FAMILIES.iter().filter_map(|is_v6| ip.pool(*is_v6));
+        let located = |of: &config::Pool| -> Vec<Located> {
+            let all = of.addresses.iter();
+            let all = all.map(|net| Located {
+                of: of.clone(),
+                pool: Pool::new(net, ip.flows),
+            });
+            all.collect()
+        };
+        let everybody = config::Pool {
+            addresses: ip.pools.clone(),
+            ..config::Pool::default()
+        };
+        let pools = ip.pool.iter().chain([&everybody]).flat_map(located);
         let can = |is_v6| device.is_some() || may_echo(is_v6);
         Ok(Arc::new(Self {
-            served: FAMILIES.map(|is_v6| serves && ip.pool(is_v6).is_some() && can(is_v6)),
-            pools: Mutex::new(pools.map(|net| Pool::new(net, ip.flows)).collect()),
+            served: FAMILIES.map(|is_v6| serves && ip.serves(is_v6) && can(is_v6)),
+            pools: Mutex::new(pools.collect()),
             device,
             config: ip.clone(),
         }))
@@ -106,7 +126,7 @@ impl Ip {
         self.config.echoes_per_second
     }
 
-    /// Opens a flow within `scope`.
+    /// Opens a flow within `scope`, from where its origin says.
     ///
     /// # Errors
     /// The protocol is not served, the policy refuses the target, it has no address that is served, or too many flows are open.
@@ -114,6 +134,7 @@ impl Ip {
         self: &Arc<Self>,
         scope: &Scope,
         egress: &Egress,
+        origin: &Origin<'_>,
         queries: &QueryQuota<'_>,
         metrics: &Metrics,
     ) -> Result<Opened, Failure> {
@@ -124,15 +145,15 @@ impl Ip {
         let mut routes = self.routes(scope, egress, queries, metrics).await?;
         routes.retain(|route| families[usize::from(route.first().is_ipv6())]);
         let whole = scope.target == ScopeTarget::Any && scope.protocol.is_none();
-        let lease = self.lease(routes, whole)?;
+        let lease = self.lease(routes, whole, origin.shown.as_ref())?;
         Ok(Opened {
-            packets: self.egress(&lease),
+            packets: self.egress(&lease, || egress.echo_sources(origin)),
             filter: PacketFilter::new(lease.own.clone(), lease.routes.clone()),
             lease,
         })
     }
 
-    fn egress(&self, lease: &Lease) -> Box<dyn Packets> {
+    fn egress(&self, lease: &Lease, sources: impl FnOnce() -> Vec<IpAddr>) -> Box<dyn Packets> {
         if let Some(device) = &self.device {
             return Box::new(device.flow(lease.own.clone(), lease.routes.clone()));
         }
@@ -142,6 +163,7 @@ impl Ip {
             idents: self.config.idents_per_flow,
             idle: IDENT_IDLE,
             guard: None,
+            sources: sources(),
             mark: None,
         }))
     }
@@ -186,7 +208,12 @@ impl Ip {
     }
 
     /// An address of each family that is routed.
-    fn lease(self: &Arc<Self>, routes: Vec<Route>, whole: bool) -> Result<Lease, Failure> {
+    fn lease(
+        self: &Arc<Self>,
+        routes: Vec<Route>,
+        whole: bool,
+        shown: Option<&Shown>,
+    ) -> Result<Lease, Failure> {
         if routes.is_empty() {
             return Err(Failure::Unreachable);
         }
@@ -203,7 +230,7 @@ impl Ip {
                 .any(|route| route.first().is_ipv6() == is_v6)
             {
                 let address = self
-                    .take(is_v6)
+                    .take(is_v6, shown)
                     .ok_or(Failure::Limited(Limit::IpAddresses))?;
                 lease.own.push(address);
             }
@@ -211,13 +238,22 @@ impl Ip {
         Ok(lease)
     }
 
-    fn pools(&self) -> MutexGuard<'_, Vec<Pool>> {
+    fn pools(&self) -> MutexGuard<'_, Vec<Located>> {
         self.pools.lock()
     }
 
-    fn take(&self, is_v6: bool) -> Option<IpAddr> {
+    /// An address of a pool that fits best; `None` where these are full, whatever others have.
+    fn take(&self, is_v6: bool, shown: Option<&Shown>) -> Option<IpAddr> {
         let mut pools = self.pools();
-        pools.iter_mut().find(|pool| pool.is_v6() == is_v6)?.take()
+        let fitting = |located: &Located| {
+            let fit = fit(&located.of, shown);
+            fit.filter(|_| located.pool.is_v6() == is_v6)
+        };
+        let best = pools.iter().filter_map(fitting).max()?;
+        let mut best = pools
+            .iter_mut()
+            .filter(|located| fitting(located) == Some(best));
+        best.find_map(|located| located.pool.take())
     }
 }
 
@@ -280,7 +316,8 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let mut pools = self.ip.pools();
         for own in &self.own {
-            pools.iter_mut().for_each(|pool| pool.give_back(*own));
+            let pools = pools.iter_mut();
+            pools.for_each(|located| located.pool.give_back(*own));
         }
     }
 }

@@ -35,7 +35,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Guard, rights};
+use super::{Guard, rights, tcp::bind_source};
 use crate::{Batch, Error, Packets, Received};
 
 /// The largest packet that is taken, in bytes: what Ethernet carries.
@@ -63,6 +63,8 @@ pub struct EchoSettings {
     pub idle: Duration,
     /// Asked about each destination, with port 0.
     pub guard: Option<Arc<Guard>>,
+    /// Where its packets leave the device from, at most one of each family; else from where the system says.
+    pub sources: Vec<IpAddr>,
     /// The mark of its packets, for the system's routing rules and filters. Setting one needs CAP_NET_ADMIN.
     pub mark: Option<u32>,
 }
@@ -140,7 +142,7 @@ impl EchoFlow {
             is_v6: packet.destination.is_ipv6(),
             number: echo.identifier,
         };
-        let sent = self.state.lock().send(ident, &packet, self.settings.mark);
+        let sent = self.state.lock().send(ident, &packet, &self.settings);
         if let Err(error) = sent {
             self.state
                 .lock()
@@ -248,14 +250,23 @@ impl EchoFlow {
 }
 
 impl State {
-    fn send(&mut self, ident: Ident, packet: &Packet<'_>, mark: Option<u32>) -> io::Result<()> {
+    fn send(
+        &mut self,
+        ident: Ident,
+        packet: &Packet<'_>,
+        settings: &EchoSettings,
+    ) -> io::Result<()> {
         let now = Instant::now();
         if let Some(pinger) = self.idents.find(ident, now) {
             return pinger.send(packet);
         }
         let socket = open(ident.is_v6)?;
-        if let Some(mark) = mark {
+        if let Some(mark) = settings.mark {
             rights::mark(&socket, mark)?;
+        }
+        let mut sources = settings.sources.iter();
+        if let Some(source) = sources.find(|ip| ip.is_ipv6() == ident.is_v6) {
+            bind_source(&socket, *source)?;
         }
         let pinger = Pinger {
             socket: Arc::new(UdpSocket::from_std(socket.into())?),

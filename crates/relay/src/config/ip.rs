@@ -6,7 +6,7 @@ use hoplite_wire::connect_ip::{Capsule, DnsConfiguration, Nameserver, Nat64Prefi
 use ipnet::{IpNet, Ipv6Net};
 use serde::Deserialize;
 
-use super::ConfigError;
+use super::{ConfigError, Pool};
 
 /// How many bytes of a TUN device's name the kernel keeps.
 const NAME: usize = 15;
@@ -27,6 +27,9 @@ pub struct Ip {
     /// They are seen on the device and nowhere else.
     #[serde(deserialize_with = "hoplite_config::list")]
     pub pools: Vec<IpNet>,
+    /// The same for clients who show a region, by its pool, so that the masquerade can give them an address of it: networks apart from the others,
+    /// and only with a device. Echoes without one leave from the pools of `[egress]`.
+    pub pool: Vec<Pool>,
     /// Nameservers that clients whose flow goes anywhere are told to ask for all names, in the flow and without encryption (DNS_ASSIGN).
     /// The policy must let packets to them pass.
     #[serde(deserialize_with = "hoplite_config::list")]
@@ -58,6 +61,7 @@ impl Default for Ip {
                 .iter()
                 .filter_map(|net| net.parse().ok())
                 .collect(),
+            pool: Vec::new(),
             nameservers: Vec::new(),
             nat64: Vec::new(),
             flows: 16_384,
@@ -115,8 +119,41 @@ impl Ip {
                 let problem = "a network of fewer than four addresses has none for clients";
                 Err(ConfigError::new("ip.pools", problem))
             }
-            None => Ok(()),
+            None => self.check_regions(),
         }
+    }
+
+    fn check_regions(&self) -> Result<(), ConfigError> {
+        let told = |problem: String| Err(ConfigError::new("ip.pool.addresses", problem));
+        if !self.pool.is_empty() && self.device.is_none() {
+            let problem = "these addresses are seen on a device alone: set ip.device; echoes without one leave from [[egress.pool]]";
+            return Err(ConfigError::new("ip.pool", problem));
+        }
+        if self.pool.iter().any(|pool| pool.addresses.is_empty()) {
+            return told("expected at least one network".into());
+        }
+        let nets = self.pool.iter().flat_map(|pool| &pool.addresses);
+        let nets: Vec<&IpNet> = nets.chain(&self.pools).collect();
+        for (number, net) in nets.iter().enumerate() {
+            if net.max_prefix_len() - net.prefix_len() < LEAST_BITS {
+                return told(format!(
+                    "{net} has fewer than four addresses: none for clients"
+                ));
+            }
+            if !self.serves(net.addr().is_ipv6()) {
+                return told(format!(
+                    "ip.pools has no network of the family of {net}, for clients without a region"
+                ));
+            }
+            let mut others = nets.iter().skip(number + 1);
+            if let Some(other) = others.find(|other| other.contains(*net) || net.contains(**other))
+            {
+                return told(format!(
+                    "{net} and {other} overlap: expected each address once"
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn check_network(&self) -> Result<(), ConfigError> {
@@ -157,10 +194,9 @@ impl Ip {
         (!self.nat64.is_empty()).then_some(Capsule::Pref64(prefixes))
     }
 
-    /// The pool of one family.
-    pub(crate) fn pool(&self, is_v6: bool) -> Option<&IpNet> {
-        let of_family = |net: &&IpNet| matches!(net.addr(), IpAddr::V6(_)) == is_v6;
-        self.pools.iter().find(of_family)
+    /// Whether there are addresses of a family.
+    pub(crate) fn serves(&self, is_v6: bool) -> bool {
+        self.pools.iter().any(|net| net.addr().is_ipv6() == is_v6)
     }
 }
 

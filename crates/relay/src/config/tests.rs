@@ -243,6 +243,33 @@ fn pools_have_room_and_a_device_a_name_that_the_kernel_keeps() {
 }
 
 #[test]
+fn addresses_of_a_device_by_region_are_each_there_once() {
+    let of = |device: &str, addresses: &str| {
+        checked(&format!(
+            "listen = [\"127.0.0.1:1\"]\n[ip]\n{device}pools = [\"100.96.0.0/16\"]\n\
+             [[ip.pool]]\nregion = \"DE\"\naddresses = {addresses}\n"
+        ))
+    };
+    let device = "device = \"tun0\"\n";
+    assert!(of(device, "[\"100.97.0.0/16\", \"100.98.0.0/16\"]").is_ok());
+    let no_device = of("", "[\"100.97.0.0/16\"]").expect_err("no device");
+    assert!(no_device.contains("ip.pool: "), "{no_device}");
+    for (addresses, says) in [
+        ("[]", "at least one"),
+        ("[\"100.97.0.0/31\"]", "fewer than four"),
+        ("[\"100.96.1.0/24\"]", "overlap"),
+        ("[\"100.97.0.0/16\", \"100.97.0.0/24\"]", "overlap"),
+        ("[\"fd00::/64\"]", "without a region"),
+    ] {
+        let problem = of(device, addresses).expect_err(addresses);
+        assert!(
+            problem.contains("ip.pool.addresses") && problem.contains(says),
+            "{problem}"
+        );
+    }
+}
+
+#[test]
 fn pools_have_each_address_once_and_a_region_that_there_is() {
     let pools = |text: &str| checked(&format!("[auth]\nopen = true\n{text}"));
     let config = pools(

@@ -15,7 +15,7 @@ use super::{Egress, Origin};
 use crate::{config::Config, failure::Failure};
 
 /// The unspecified address of each family, IPv4 first.
-const FAMILIES: [IpAddr; 2] = [
+pub(super) const FAMILIES: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::UNSPECIFIED),
     IpAddr::V6(Ipv6Addr::UNSPECIFIED),
 ];

@@ -83,23 +83,27 @@ impl Pools {
             let all = pool.addresses.iter().copied();
             all.filter(|net| net.addr().is_ipv4() == v4).collect()
         };
-        let fits = |pool: &Pool| match (pool.region, shown) {
-            (None, _) => Some((0, false, false)),
-            (Some(region), Some(shown)) if region == shown.region => {
-                Some((2, is_zone(pool, shown), false))
-            }
-            (Some(region), Some(shown)) if region.country() == shown.region.country() => {
-                Some((1, is_zone(pool, shown), region.is_country()))
-            }
-            _ => None,
-        };
-        let having = self.pools.iter().map(|pool| (fits(pool), of(pool)));
+        let having = self.pools.iter().map(|pool| (fit(pool, shown), of(pool)));
         let having: Vec<_> = having
             .filter(|(fit, nets)| fit.is_some() && !nets.is_empty())
             .collect();
         let best = having.iter().map(|(fit, _)| *fit).max().flatten();
         let best = having.into_iter().filter(|(fit, _)| *fit == best);
         best.flat_map(|(_, nets)| nets).collect()
+    }
+}
+
+/// How well a pool fits what a client shows, the more the better; `None`: it is for others.
+pub(crate) fn fit(pool: &Pool, shown: Option<&Shown>) -> Option<(u8, bool, bool)> {
+    match (pool.region, shown) {
+        (None, _) => Some((0, false, false)),
+        (Some(region), Some(shown)) if region == shown.region => {
+            Some((2, is_zone(pool, shown), false))
+        }
+        (Some(region), Some(shown)) if region.country() == shown.region.country() => {
+            Some((1, is_zone(pool, shown), region.is_country()))
+        }
+        _ => None,
     }
 }
 

@@ -244,6 +244,7 @@ impl Job {
 
     async fn ip(mut self, scope: &Scope, quota: &QuotaGuard) -> Result<(), ClientGone> {
         let shared = self.shared;
+        let origin = origin(&self.lots, &self.head);
         let opened = async {
             let place = shared
                 .quotas
@@ -252,7 +253,7 @@ impl Job {
             let queries = shared.quotas.queries(quota);
             let opened = shared
                 .ip
-                .open(scope, &shared.egress, &queries, &shared.metrics);
+                .open(scope, &shared.egress, &origin, &queries, &shared.metrics);
             opened.await.map(|opened| (opened, place))
         };
         let (opened, _place) = match unless_gone(&mut self.exchange, opened).await? {

@@ -1,19 +1,21 @@
 //! A client's region from its first relay to its last one: told by the one, shown to the other as far as its user chose.
 
-use std::fs;
+use std::{fs, future::poll_fn};
 
 use hoplite_masque::{Config, ShownRegion};
-use hoplite_overlay::{Overlay, Terms};
+use hoplite_overlay::{Batch, Overlay, Terms};
 use hoplite_relay::{
     Handle, Relay,
     config::{Ingress, Pool},
 };
 use hoplite_testing::{
     mmdb,
+    namespace::with_echoes,
     path::{direct, through},
     relay::{config, identity, relay},
-    soon, targets,
+    soon, targets, until,
 };
+use hoplite_wire::{Host, connect_ip::Scope, ip::icmp::Echo};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::Switch;
@@ -90,6 +92,38 @@ async fn a_region_is_told_where_udp_is_blocked_too() {
     let path = through(&relays, &below.overlay, client(ShownRegion::Keep));
     let seen = seen(&path).await;
     assert!(seen.starts_with("127.8.1."), "{seen}");
+}
+
+/// That the kernel has a ping socket at an address that begins so, such as 127.8.1.
+fn is_pinging_from([a, b, c]: [u8; 3]) -> bool {
+    let sockets = fs::read_to_string("/proc/thread-self/net/icmp").expect("told");
+    sockets.contains(&format!("{c:02X}{b:02X}{a:02X}:"))
+}
+
+#[test]
+fn echoes_leave_from_the_region_that_the_client_chose_to_show() {
+    with_echoes(|| async {
+        let relays = relays();
+        for (region, third) in [(ShownRegion::Country, 2), (ShownRegion::Keep, 1)] {
+            let path = through(&relays, &direct(), client(region));
+            let here = [127, 0, 0, 1].into();
+            let scope = Scope::flow(&Host::ip(here), 1);
+            let opened = soon(path.open_packets(&scope, &Terms::default())).await;
+            let packets = opened.expect("opens");
+            let near = packets.addresses()[0].single().expect("one address");
+            let echo = Echo {
+                reply: false,
+                identifier: 7,
+                sequence: 1,
+                payload: b"who?",
+            };
+            let echo = echo.packet(near, here);
+            poll_fn(|cx| packets.poll_send(cx, Batch::one(&echo)))
+                .await
+                .expect("sent");
+            until(|| is_pinging_from([127, 8, third])).await;
+        }
+    });
 }
 
 #[tokio::test]

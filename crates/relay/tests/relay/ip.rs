@@ -16,7 +16,7 @@ use hoplite_http::{
     h3::{Exchange, Flow},
 };
 use hoplite_overlay::{Batch, direct::echo_is_permitted};
-use hoplite_relay::{Config, Handle};
+use hoplite_relay::{Config, Handle, config::Pool};
 use hoplite_testing::{
     namespace::{skipped, with_echoes},
     relay::{number, relay},
@@ -26,6 +26,7 @@ use hoplite_wire::{
     ProxyError,
     connect_ip::{Capsule, Malformed, Nat64Prefix, Numbered, Prefix, Route},
     ip::{self, icmp::Echo},
+    region::FIELD,
 };
 use parking_lot::Mutex;
 use tokio::{sync::mpsc, time::timeout};
@@ -197,6 +198,37 @@ fn an_echo_leaves_by_the_relay_and_its_reply_comes_back() {
             2
         );
         assert!(number(&relay, "hoplite_relay_ip_to_client_packets_total") >= 6);
+    });
+}
+
+#[test]
+fn echoes_leave_from_the_pool_of_the_region_that_a_client_shows() {
+    with_echoes(|| async {
+        let pool = |region: Option<&str>, addresses: &str| Pool {
+            region: region.map(|region| region.parse().expect("a region")),
+            zone: None,
+            addresses: vec![addresses.parse().expect("a prefix")],
+        };
+        let relay = relay(|config| {
+            config.egress.pool = vec![
+                pool(Some("DE-BE"), "127.9.1.0/24"),
+                pool(Some("DE-BE"), "::1/128"),
+                pool(None, "127.9.3.0/24"),
+            ];
+        });
+        let client = connect(&relay).await;
+        for (shown, third) in [("DE-BE", 1), ("FR", 3)] {
+            let request = ask("127.0.0.1/1").with(FIELD, shown);
+            let (mut packets, _) = Packets::new(client.ask(request).await.0).await;
+            assert_eq!(soon(packets.ping(1, HERE)).await, (HERE, 1), "{shown}");
+            let sockets = std::fs::read_to_string("/proc/thread-self/net/icmp").expect("told");
+            // As the kernel writes 127.9.third.
+            assert!(sockets.contains(&format!("{third:02X}097F:")), "{sockets}");
+        }
+        let far: IpAddr = "::1".parse().expect("an address");
+        let request = ask("%3A%3A1/58").with(FIELD, "DE-BE");
+        let (mut packets, _) = Packets::new(client.ask(request).await.0).await;
+        assert_eq!(soon(packets.ping(1, far)).await, (far, 1));
     });
 }
 

@@ -209,6 +209,47 @@ fn two_clients_have_an_address_each_and_get_their_own_replies() {
     });
 }
 
+/// As docs/regions.md has an operator give clients of a region an address of it.
+#[test]
+fn a_flow_has_an_address_of_the_pool_of_its_clients_region() {
+    with_device(|| async {
+        for arguments in [
+            "route add 100.97.0.0/30 dev hoplite-ip",
+            "addr add 198.51.100.9/24 dev uplink",
+        ] {
+            let arguments: Vec<_> = arguments.split(' ').collect();
+            namespace::run(&arguments).expect("done");
+        }
+        let rule = "insert rule inet hoplite-ip out ip saddr 100.97.0.0/30 snat ip to 198.51.100.9";
+        let made = Command::new("nft").args(rule.split(' ')).status();
+        assert!(made.expect("runs").success());
+        let relay = relay(|config| {
+            by_device(config);
+            config.ip.pool = vec![Pool {
+                region: Some("DE-BE".parse().expect("a region")),
+                zone: None,
+                addresses: vec!["100.97.0.0/30".parse().expect("a network")],
+            }];
+        });
+        let client = connect(&relay).await;
+        let open = async |shown: &str| {
+            let request = ask("198.51.100.2/1").with(FIELD, shown);
+            let (exchange, answer) = client.ask(request).await;
+            assert_eq!(answer.status, 200, "{shown}");
+            Packets::new(exchange).await.0
+        };
+        let mut berlin = open("DE-BE").await;
+        assert_eq!(berlin.near, IpAddr::from([100, 97, 0, 2]));
+        assert_eq!(soon(berlin.ping(1, FAR)).await, (FAR, 1));
+        let mut elsewhere = open("FR").await;
+        assert!(elsewhere.near.to_string().starts_with("100.96."));
+        assert_eq!(soon(elsewhere.ping(1, FAR)).await, (FAR, 1));
+        // A network of four has one address for clients; nobody is moved elsewhere for want of another.
+        let request = ask("198.51.100.2/1").with(FIELD, "DE;zone=Europe/Berlin");
+        assert_eq!(client.status(request).await, 429);
+    });
+}
+
 #[test]
 fn a_device_that_is_not_there_and_cannot_be_made_is_named() {
     namespace::with(namespace::enter, || async {
