@@ -201,6 +201,7 @@ mod tests {
             family: Vec::new(),
             bandwidth: 0,
             exit: None,
+            tokens: None,
         }
     }
 

@@ -4,7 +4,10 @@
 #[cfg(test)]
 mod tests;
 
-use std::{collections::HashSet, net::IpAddr};
+use std::{
+    collections::{BTreeSet, HashSet},
+    net::IpAddr,
+};
 
 use hoplite_wire::directory::{Descriptor, Key, List};
 
@@ -48,6 +51,9 @@ pub struct PathConstraints {
     pub apart: Apart,
     /// Whether only relays with a TLS pin will do (MASQUE), or only those with an onion key (circuits).
     pub overlay: OverlayKind,
+    /// Who issues private tokens to the client: a relay that takes tokens must take those of one of them. Without it that is not looked at. Channels of
+    /// circuits know no tokens.
+    pub issuers: Option<BTreeSet<String>>,
 }
 
 /// What carries the path.
@@ -66,6 +72,12 @@ pub enum NoPath {
     /// No relay fits into this position, whatever stands elsewhere.
     #[error("no relay of the list can be the {} of the path: {}", position_name(*.0), position_remedy(*.0))]
     Nobody(Position),
+    /// Those that would fit take private tokens, and of no issuer that the client knows.
+    #[error(
+        "no relay that can be the {} of the path takes tokens of an issuer that you have: add the [[issuer]] that its relays name, with your account there",
+        position_name(*.0)
+    )]
+    NoTokens(Position),
     /// Relays fit alone, but not together.
     #[error(
         "the relays of the list do not allow a path of this length whose relays differ as asked: take fewer hops, or ask for less with `apart`"
@@ -81,6 +93,11 @@ pub enum NoPath {
         "relay {0} of the explicit path is not on the list, stands twice, or has not the role for its place: correct the path"
     )]
     Explicit(usize),
+    /// A relay of an explicit path takes private tokens, and of no issuer that the client knows.
+    #[error(
+        "relay {0} of the explicit path takes tokens of an issuer that you do not have: add its [[issuer]], with your account there, or take another relay"
+    )]
+    ExplicitTokens(usize),
 }
 
 fn position_name(position: Position) -> &'static str {
@@ -156,13 +173,7 @@ impl Network {
     ) -> Result<Vec<&Descriptor>, NoPath> {
         let order = order(constraints.hops);
         for position in &order {
-            if !self
-                .relays
-                .iter()
-                .any(|relay| fits(relay, *position, constraints))
-            {
-                return Err(NoPath::Nobody(*position));
-            }
+            self.somebody(*position, constraints)?;
         }
         let mut chosen = Vec::with_capacity(order.len());
         let mut tries = MAX_TRIES;
@@ -171,6 +182,24 @@ impl Network {
         } else {
             Err(NoPath::Together)
         }
+    }
+
+    /// Whether there is a relay for this position; why not.
+    fn somebody(&self, position: Position, constraints: &PathConstraints) -> Result<(), NoPath> {
+        let mut relays = self.relays.iter();
+        if relays.any(|relay| fits(relay, position, constraints)) {
+            return Ok(());
+        }
+        let paid = PathConstraints {
+            issuers: None,
+            ..constraints.clone()
+        };
+        let mut relays = self.relays.iter();
+        Err(if relays.any(|relay| fits(relay, position, &paid)) {
+            NoPath::NoTokens(position)
+        } else {
+            NoPath::Nobody(position)
+        })
     }
 
     /// One relay for a position, by weight: for guards.
@@ -195,14 +224,14 @@ impl Network {
         relay.is_some_and(|relay| fits(relay, position, constraints))
     }
 
-    /// The relays of an explicit path, by identity or by name where that is unique; for experiments. Only roles are checked.
+    /// The relays of an explicit path, by identity or by name where that is unique; for experiments. Of `constraints` the overlay and the issuers count.
     ///
     /// # Errors
-    /// [`NoPath::Explicit`].
+    /// [`NoPath::Explicit`], [`NoPath::ExplicitTokens`].
     pub fn explicit(
         &self,
         path: &[String],
-        overlay: OverlayKind,
+        constraints: &PathConstraints,
     ) -> Result<Vec<&Descriptor>, NoPath> {
         let mut chosen = Vec::<&Descriptor>::with_capacity(path.len());
         for (place, name) in path.iter().enumerate() {
@@ -214,8 +243,11 @@ impl Network {
                 relay.roles.ingress
             };
             let twice = chosen.iter().any(|other| other.identity == relay.identity);
-            if !role || twice || !is_carried(relay, overlay) {
+            if !role || twice || !is_carried(relay, constraints.overlay) {
                 return Err(NoPath::Explicit(place));
+            }
+            if !takes_tokens_of(relay, constraints) {
+                return Err(NoPath::ExplicitTokens(place));
             }
             chosen.push(relay);
         }
@@ -308,7 +340,16 @@ fn fits(relay: &Descriptor, position: Position, constraints: &PathConstraints) -
     let alone = constraints.hops != 1 || is_given();
     role && alone
         && is_carried(relay, constraints.overlay)
+        && takes_tokens_of(relay, constraints)
         && !constraints.avoid.contains(&relay.identity)
+}
+
+/// Whether the client can have the tokens that the relay takes, or it takes none.
+fn takes_tokens_of(relay: &Descriptor, constraints: &PathConstraints) -> bool {
+    match (&relay.tokens, &constraints.issuers, constraints.overlay) {
+        (Some(tokens), Some(issuers), OverlayKind::Masque) => issuers.contains(&tokens.issuer),
+        _ => true,
+    }
 }
 
 fn is_carried(relay: &Descriptor, overlay: OverlayKind) -> bool {

@@ -36,6 +36,7 @@ pub(crate) fn said(n: u8) -> Descriptor {
         family: Vec::new(),
         bandwidth: 1_000_000,
         exit: Some(Ports::all()),
+        tokens: None,
     }
 }
 

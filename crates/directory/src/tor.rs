@@ -162,6 +162,7 @@ impl Relay {
             family,
             bandwidth: self.router.bandwidth.saturating_mul(1000),
             exit: self.exit.clone(),
+            tokens: None,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Relays from the directory: the list is fetched and kept before a path is made, and renewed while the client runs. Paths are chosen from it by
 //! [`PathChooser`], whose guards stay in the same file.
 
-use std::{fmt, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt, path::Path, sync::Arc, time::Duration};
 
 use hoplite_crypto::{Pin, Token};
 use hoplite_directory::{
@@ -71,6 +71,10 @@ pub(crate) struct Needs {
     pub(crate) overlay: OverlayKind,
     /// Always these, if there are any.
     pub(crate) explicit: Vec<String>,
+    /// Whose private tokens the client has.
+    pub(crate) issuers: BTreeSet<String>,
+    /// Whether it shows a token of its own where it has none of theirs.
+    pub(crate) bearer: bool,
 }
 
 impl Needs {
@@ -84,16 +88,24 @@ impl Needs {
             hops: client.config.length(),
             overlay,
             explicit: client.config.path.clone(),
+            issuers: client
+                .config
+                .issuer
+                .iter()
+                .map(|issuer| issuer.name.clone())
+                .collect(),
+            bearer: client.token.is_some(),
         }
     }
 
-    /// Whether there is any such path, whatever its guard.
-    fn are_met(&self, network: &Network, file: &Directory) -> bool {
+    /// Whether there is any such path, whatever its guard; why not.
+    fn are_met(&self, network: &Network, file: &Directory) -> Result<(), NoPath> {
+        let constraints = self.constraints(file);
         if !self.explicit.is_empty() {
-            return network.explicit(&self.explicit, self.overlay).is_ok();
+            return network.explicit(&self.explicit, &constraints).map(drop);
         }
-        let path = network.select_path(&self.constraints(file), &mut client::random());
-        path.is_ok()
+        let path = network.select_path(&constraints, &mut client::random());
+        path.map(drop)
     }
 
     /// What is asked of every path.
@@ -103,6 +115,7 @@ impl Needs {
             overlay: self.overlay,
             region: file.region.clone(),
             apart: file.apart,
+            issuers: (!self.bearer).then(|| self.issuers.clone()),
             ..PathConstraints::default()
         }
     }
@@ -247,9 +260,14 @@ pub(crate) async fn prepare(
     // One from which no path can be made, as of a network that has only begun, is no reason to wait until another is due.
     let needs = Needs::of(client);
     let is_there = matches!(known.list(now()), Ok(Some(_)));
-    if !is_there || !needs.are_met(&network(&known), &file) {
+    if !is_there || needs.are_met(&network(&known), &file).is_err() {
         let refusals = renew(&mut known, &file, overlay).await.map_err(store)?;
         refused(&known, &refusals)?;
+    }
+    if let Err(why @ (NoPath::NoTokens(_) | NoPath::ExplicitTokens(_))) =
+        needs.are_met(&network(&known), &file)
+    {
+        return Err(no_path(&why));
     }
     let listed = Listed::new(file.clone(), needs, known).map_err(store)?;
     listed.lock().keeper = keeper;
@@ -259,7 +277,7 @@ pub(crate) async fn prepare(
         client.relays = if client.config.path.is_empty() {
             listed.relays(client.token.as_ref())
         } else {
-            explicit(client, &listed.lock().network)?
+            listed.explicit(client)?
         };
     }
     Ok(Some(listed))
@@ -357,19 +375,6 @@ fn network(known: &directory::Client) -> Network {
     list.map_or_else(Network::default, |list| Network::of(&list.list))
 }
 
-/// The relays of an explicit path, called what the file calls them.
-fn explicit(client: &Client, network: &Network) -> Result<Vec<Hop>, Failure> {
-    let path = &client.config.path;
-    let relays = network.explicit(path, OverlayKind::Masque);
-    let relays = relays.map_err(|error| no_path(&error))?;
-    let named = relays.into_iter().zip(path).map(|(relay, name)| {
-        let mut hop = hop(relay, client.token.as_ref());
-        hop.relay.name.clone_from(name);
-        hop
-    });
-    Ok(named.collect())
-}
-
 /// Why the list is of no use.
 pub(crate) fn no_path(error: &NoPath) -> Failure {
     Failure::new(
@@ -379,7 +384,10 @@ pub(crate) fn no_path(error: &NoPath) -> Failure {
     )
 }
 
-fn hop(relay: &Descriptor, token: Option<&Token>) -> Hop {
+/// How a relay of the list is reached, and what it is shown: tokens of its issuer if these are `issuers`, else the client's own.
+fn hop(relay: &Descriptor, token: Option<&Token>, issuers: &BTreeSet<String>) -> Hop {
+    let tokens = relay.tokens.as_ref();
+    let tokens = tokens.filter(|tokens| issuers.contains(&tokens.issuer));
     let roles = [
         (relay.roles.ingress, Role::Ingress),
         (relay.roles.egress, Role::Egress),
@@ -403,11 +411,11 @@ fn hop(relay: &Descriptor, token: Option<&Token>) -> Hop {
             operator: relay.operator.clone(),
             token: None,
             token_file: None,
-            issuer: None,
-            origin: None,
+            issuer: tokens.map(|tokens| tokens.issuer.clone()),
+            origin: tokens.map(|tokens| tokens.origin.clone()),
             mode: None,
         },
-        token: token.cloned(),
+        token: token.filter(|_| tokens.is_none()).cloned(),
     }
 }
 
@@ -490,12 +498,32 @@ impl Listed {
 
     /// All relays, in the list's order.
     pub(crate) fn relays(&self, token: Option<&Token>) -> Vec<Hop> {
-        let network = Arc::clone(&self.lock().network);
-        network
-            .relays()
-            .iter()
-            .map(|relay| hop(relay, token))
-            .collect()
+        let state = self.lock();
+        let (network, issuers) = (Arc::clone(&state.network), state.needs.issuers.clone());
+        drop(state);
+        let relays = network.relays().iter();
+        relays.map(|relay| hop(relay, token, &issuers)).collect()
+    }
+
+    /// The relays of an explicit path, called what the file calls them.
+    fn explicit(&self, client: &Client) -> Result<Vec<Hop>, Failure> {
+        let state = self.lock();
+        let constraints = state.needs.constraints(&state.file);
+        let path = &client.config.path;
+        let relays = state.network.explicit(path, &constraints);
+        let relays = relays.map_err(|error| no_path(&error))?;
+        let named = relays.into_iter().zip(path).map(|(relay, name)| {
+            let mut hop = hop(relay, client.token.as_ref(), &state.needs.issuers);
+            hop.relay.name.clone_from(name);
+            hop
+        });
+        Ok(named.collect())
+    }
+
+    /// What is asked of every path.
+    pub(crate) fn constraints(&self) -> PathConstraints {
+        let state = self.lock();
+        state.needs.constraints(&state.file)
     }
 
     /// Chooses among the relays of this list, by their places in it.
@@ -566,7 +594,7 @@ impl Listed {
 
     fn is_of_use(&self) -> bool {
         let state = self.lock();
-        state.needs.are_met(&state.network, &state.file)
+        state.needs.are_met(&state.network, &state.file).is_ok()
     }
 
     /// Until when the last list before two different ones for one time is used, in seconds since 1970; 0 if there is none to use. None without two.

@@ -11,7 +11,7 @@ use hoplite_overlay::Direct;
 use hoplite_relay::{Config, Handle, Listed, Parts, Rekey, Relay, StartError, config::Role};
 use hoplite_wire::{
     Target,
-    directory::{Descriptor, Key, Ports, Roles, Source},
+    directory::{Descriptor, Key, Ports, Roles, Source, Tokens},
 };
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
@@ -49,10 +49,11 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         tell(&handle);
         let rotation = rotation(&loaded.config, onion.as_ref(), &handle)?;
         let current = rotation.as_ref().map(Rotation::watch);
-        let publisher = Publisher::of(&loaded.config, &handle, onion.as_ref(), current)?;
+        let (tokens, told) = watch::channel(tokens_of(&loaded.config));
+        let publisher = Publisher::of(&loaded.config, &handle, onion.as_ref(), (current, told))?;
         let reader = Reader::of(&loaded.config, &handle)?;
         tokio::select! {
-            () = serve(handle, path, loaded.config.limits.drain, &mut signals) => {}
+            () = serve((handle, tokens), path, loaded.config.limits.drain, &mut signals) => {}
             () = publish(publisher) => {}
             () = rotate(rotation) => {}
             () = read(reader) => {}
@@ -118,10 +119,15 @@ async fn read(reader: Option<Reader>) {
     }
 }
 
-/// `drain` is how long what is open may go on after the relay was told to stop.
-async fn serve(handle: Handle, path: &Path, drain: Duration, signals: &mut Signals) {
+/// `drain` is how long what is open may go on after the relay was told to stop. `tokens` hears which ones it takes after each reload.
+async fn serve(
+    (handle, tokens): (Handle, watch::Sender<Option<Tokens>>),
+    path: &Path,
+    drain: Duration,
+    signals: &mut Signals,
+) {
     while signals.next().await == Asked::Reload {
-        match reload(&handle, path) {
+        match reload(&handle, &tokens, path) {
             Ok(()) => {
                 info!(pin = %handle.pin(), "tokens, certificates and clients' regions were read again")
             }
@@ -141,13 +147,19 @@ async fn serve(handle: Handle, path: &Path, drain: Duration, signals: &mut Signa
     }
 }
 
-fn reload(handle: &Handle, path: &Path) -> Result<(), Failure> {
+fn reload(
+    handle: &Handle,
+    tokens: &watch::Sender<Option<Tokens>>,
+    path: &Path,
+) -> Result<(), Failure> {
     let config = config::relay::load(path)?.config;
     let identity = files_of(&config).read()?;
     handle
         .reload_client_regions(&config.ingress)
         .and_then(|()| handle.reload(&config.auth, Some(&identity)))
-        .map_err(|error| refused(&error))
+        .map_err(|error| refused(&error))?;
+    tokens.send_replace(tokens_of(&config));
+    Ok(())
 }
 
 fn files_of(config: &Config) -> Files {
@@ -351,15 +363,21 @@ struct Publisher {
     every: Duration,
     /// The onion key, as it is rotated.
     onion: Option<watch::Receiver<[u8; 32]>>,
+    /// Which private tokens it takes, as its file says when it was read last.
+    tokens: watch::Receiver<Option<Tokens>>,
 }
 
 impl Publisher {
-    /// None if the file names no authority. `onion` is what a relay with circuits has stored, `current` tells of its onion key.
+    /// None if the file names no authority. `onion` is what a relay with circuits has stored, `current` tells of its onion key, `tokens` of those that it
+    /// takes.
     fn of(
         config: &Config,
         handle: &Handle,
         onion: Option<&Stored>,
-        current: Option<watch::Receiver<[u8; 32]>>,
+        (current, tokens): (
+            Option<watch::Receiver<[u8; 32]>>,
+            watch::Receiver<Option<Tokens>>,
+        ),
     ) -> Result<Option<Self>, Failure> {
         let directory = &config.directory;
         if directory.publish.is_empty() {
@@ -374,7 +392,7 @@ impl Publisher {
         descriptor.pin = certificates.pin().map(Into::into);
         descriptor.onion = current.as_ref().map(|current| *current.borrow());
         descriptor.check().map_err(|error| {
-            let remedy = "correct [directory] in its file";
+            let remedy = "correct [directory], or the names of [auth.private_tokens], in its file";
             Failure::new("describing the relay", error, remedy)
         })?;
         Ok(Some(Self {
@@ -384,6 +402,7 @@ impl Publisher {
             authorities: directory.publish.clone(),
             every: Duration::from_secs(directory.every),
             onion: current,
+            tokens,
         }))
     }
 
@@ -394,6 +413,7 @@ impl Publisher {
             // Each must be later than the one before, also when the clock was set back meanwhile.
             self.descriptor.published = now().max(self.descriptor.published.saturating_add(1));
             self.descriptor.pin = self.certificates.pin().map(Into::into);
+            self.descriptor.tokens = self.tokens.borrow_and_update().clone();
             let missed = self.publish().await;
             let pause = if missed {
                 UPLOAD_RETRY_PAUSE.min(self.every)
@@ -403,6 +423,7 @@ impl Publisher {
             tokio::select! {
                 () = sleep(pause) => {}
                 key = rotated(&mut self.onion) => self.descriptor.onion = Some(key),
+                Ok(()) = self.tokens.changed() => {}
             }
         }
     }
@@ -508,7 +529,17 @@ fn describe(config: &Config, listen: &[SocketAddr], identity: Key) -> Descriptor
         family,
         bandwidth: directory.bandwidth,
         exit: Ports::except(&closed).filter(|_| egress),
+        tokens: tokens_of(config),
     }
+}
+
+/// Which private tokens clients show it.
+fn tokens_of(config: &Config) -> Option<Tokens> {
+    let private = config.auth.private_tokens.as_ref()?;
+    Some(Tokens {
+        issuer: private.issuer.clone(),
+        origin: private.origin.clone(),
+    })
 }
 
 /// For how many seconds the last key is accepted: lists live for hours, clients sleep for days.

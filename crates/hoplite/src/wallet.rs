@@ -1,12 +1,18 @@
 //! A client's private tokens: kept ahead in a file, one spent for each connection to a relay that wants them, and asked for anew before they run out.
 //! The issuer is asked directly, as an authority is, and never through a relay: whoever connects to it for a client would learn from it whose account
 //! that is. When it is asked has nothing to do with the connections of that moment, unless there is no token left.
+//!
+//! Relays of the file have their tokens ahead. Relays of a list are strangers, and many: there are tokens for the names of those to which the client
+//! connects, few at first; and who refuses some is shown no more for a while.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     fmt, io,
     path::PathBuf,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -97,6 +103,19 @@ const MOST_BYTES: usize = 64 << 10;
 /// How often an issuer is asked what it failed to give, at first; and the longest pause.
 const RETRY: Duration = Duration::from_secs(30);
 const LONGEST_RETRY: Duration = Duration::from_secs(3600);
+/// So many tokens are kept for a name of the list at first: twice as many each time that more are asked for, up to what the file says.
+const FIRST_KEEP: usize = 4;
+/// Names of the list for which tokens were taken that are remembered at most.
+const MOST_NAMES: usize = 64;
+/// A relay of the list that has refused so many tokens one after the other is shown none for [`GIVEN_UP`], then for twice as long, up to [`LONGEST_GIVEN_UP`].
+const MOST_REFUSED: u32 = 3;
+/// Nor is one that has answered none of so many times what is kept for its name.
+const MOST_UNANSWERED: usize = 4;
+const GIVEN_UP: Duration = Duration::from_secs(3600);
+const LONGEST_GIVEN_UP: Duration = Duration::from_secs(24 * 3600);
+/// Relays that have not let the client in the last time which are remembered at most.
+const MOST_STANDINGS: usize = 1024;
+
 /// More are asked for within so many seconds of when they are wanted, so that the issuer does not see when connections are made.
 const APART: u64 = 60;
 
@@ -150,8 +169,12 @@ pub(crate) struct Wallets(Vec<Arc<Wallet>>);
 /// The stock of one issuer.
 struct Wallet {
     issuer: Issuer,
-    /// What tokens are kept for.
-    origins: Vec<Origin>,
+    /// What tokens are kept for: the names of the file, and behind them those of the list, the last used at the end.
+    kept: Mutex<Vec<Kept>>,
+    /// Relays of the list to which tokens were shown since they last let the client in.
+    standings: Mutex<HashMap<String, Standing>>,
+    /// A token was refused: keys may have been given up.
+    doubts: AtomicBool,
     purse: Mutex<Box<dyn Purse>>,
     /// Told when half of what is kept for a name is spent.
     low: Notify,
@@ -177,12 +200,41 @@ struct Origin {
     challenge: [u8; 32],
 }
 
+/// A name for which tokens are kept.
+#[derive(Clone, Debug)]
+struct Kept {
+    origin: Origin,
+    /// The file names it.
+    of_file: bool,
+    /// How many are kept.
+    keep: usize,
+    /// A relay has let the client in for one since more were asked for: its tokens are not lost.
+    serves: bool,
+    /// They run low: more are asked for. Those of the file always are.
+    low: bool,
+}
+
+/// How a relay of the list has dealt with tokens since it last let the client in.
+#[derive(Clone, Copy, Debug, Default)]
+struct Standing {
+    /// How many it has refused.
+    refused: u32,
+    /// How many were taken for it.
+    taken: usize,
+    /// How often it was given up.
+    given_up: u32,
+    /// Until then it is shown none.
+    until: Option<Instant>,
+}
+
 /// The tokens for one relay.
 #[derive(Debug)]
 struct RelayTokens {
     wallet: Arc<Wallet>,
     relay: String,
     origin: Origin,
+    /// Who it is, if it is of the list.
+    listed: Option<String>,
 }
 
 /// What is left for one name.
@@ -225,7 +277,7 @@ enum AskError {
 }
 
 impl Wallets {
-    /// Takes the stock of each issuer that a relay of the file names from `purse`. Asks for tokens where there are none,
+    /// Takes the stock of each issuer that a relay of the file names, or relays of a list may, from `purse`. Asks for tokens where there are none,
     /// and goes on doing so. `purse` is told an issuer and its place in the file.
     pub(crate) async fn open(
         config: &client::Config,
@@ -233,20 +285,27 @@ impl Wallets {
         purse: impl Fn((usize, &Issuer)) -> Result<Box<dyn Purse>, Failure>,
     ) -> Result<Self, Failure> {
         let mut wallets = Vec::new();
+        // Channels of circuits know no tokens.
+        let is_listed = config.directory.is_some() && !config.is_onion();
         for (number, issuer) in config.issuer.iter().enumerate() {
             let named = |relay: &&client::Relay| relay.issuer.as_deref() == Some(&issuer.name);
             let names: BTreeSet<&str> = config.relay.iter().filter(named).map(origin).collect();
-            if names.is_empty() {
+            if names.is_empty() && !is_listed {
                 continue;
             }
-            let origins = names.into_iter().map(|name| Origin::new(issuer, name));
-            let origins = origins.collect::<Result<_, AskError>>().map_err(|error| {
+            let kept = names.into_iter().map(|name| {
+                let origin = Origin::new(issuer, name)?;
+                Ok(Kept::of_file(origin, issuer.keep))
+            });
+            let kept = kept.collect::<Result<_, AskError>>().map_err(|error| {
                 let doing = format!("asking {} for tokens", issuer.name);
                 Failure::new(doing, error, "correct the names in the file")
             })?;
             let wallet = Arc::new(Wallet {
                 issuer: issuer.clone(),
-                origins,
+                kept: Mutex::new(kept),
+                standings: Mutex::default(),
+                doubts: AtomicBool::new(false),
                 purse: Mutex::new(purse((number, issuer))?),
                 low: Notify::new(),
                 asking: sync::Mutex::new(()),
@@ -265,10 +324,23 @@ impl Wallets {
     pub(crate) fn source(&self, relay: &client::Relay) -> Option<Arc<dyn TokenSource>> {
         let named = relay.issuer.as_deref()?;
         let wallet = self.0.iter().find(|it| it.issuer.name == named)?;
+        let origin = Origin::new(&wallet.issuer, origin(relay)).ok()?;
+        let of_file = wallet
+            .kept
+            .lock()
+            .iter()
+            .any(|kept| kept.of_file && kept.origin == origin);
+        // Its key is what it cannot share with another.
+        let listed = || {
+            relay
+                .pin
+                .map_or_else(|| relay.name.clone(), |pin| pin.to_string())
+        };
         Some(Arc::new(RelayTokens {
             wallet: Arc::clone(wallet),
             relay: relay.name.clone(),
-            origin: Origin::new(&wallet.issuer, origin(relay)).ok()?,
+            origin,
+            listed: (!of_file).then(listed),
         }))
     }
 
@@ -297,6 +369,39 @@ impl Origin {
     }
 }
 
+impl Kept {
+    fn of_file(origin: Origin, keep: usize) -> Self {
+        Self {
+            origin,
+            of_file: true,
+            keep,
+            serves: true,
+            low: false,
+        }
+    }
+
+    fn of_list(origin: Origin, most: usize) -> Self {
+        Self {
+            of_file: false,
+            serves: false,
+            ..Self::of_file(origin, FIRST_KEEP.min(most))
+        }
+    }
+}
+
+impl Standing {
+    fn is_given_up(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() < until)
+    }
+
+    fn give_up(&mut self) {
+        let pause = GIVEN_UP.saturating_mul(1 << self.given_up.min(5));
+        self.given_up = self.given_up.saturating_add(1);
+        self.until = Some(Instant::now() + pause.min(LONGEST_GIVEN_UP));
+        self.taken = 0;
+    }
+}
+
 impl RelayTokens {
     fn forbidden(&self, what: &str) -> Error {
         let doing = format!("showing relay {} a token: {what}", self.relay);
@@ -304,11 +409,21 @@ impl RelayTokens {
     }
 
     fn taken(&self) -> Result<Option<PrivateToken>, Error> {
-        let taken = self.wallet.taken(&self.origin.challenge);
-        taken.map_err(|error| {
+        let taken = self.wallet.taken(&self.origin);
+        let taken = taken.map_err(|error| {
             let refused = self.forbidden("their file cannot be used");
             refused.caused_by(error)
-        })
+        });
+        if let (Ok(Some(_)), Some(relay)) = (&taken, &self.listed) {
+            self.wallet.shown(relay);
+        }
+        taken
+    }
+
+    fn is_given_up(&self) -> bool {
+        let standings = self.wallet.standings.lock();
+        let standing = self.listed.as_ref().and_then(|relay| standings.get(relay));
+        standing.is_some_and(Standing::is_given_up)
     }
 }
 
@@ -316,6 +431,9 @@ impl TokenSource for RelayTokens {
     /// The next one. Where there is none the issuer is asked at once, once for all who wait, unless it has just failed to give any.
     fn take(&self) -> Opening<'_, PrivateToken> {
         Box::pin(async move {
+            if self.is_given_up() {
+                return Err(self.forbidden("it has refused too many, and is shown none for now"));
+            }
             if let Some(token) = self.taken()? {
                 return Ok(token);
             }
@@ -324,6 +442,28 @@ impl TokenSource for RelayTokens {
                 self.forbidden("they have run out, and the issuer has given no more")
             })
         })
+    }
+
+    fn accepted(&self) {
+        if let Some(relay) = &self.listed {
+            self.wallet.standings.lock().remove(relay);
+        }
+        self.wallet.of(&self.origin, |kept| kept.serves = true);
+    }
+
+    fn refused(&self) {
+        // Tokens of a key that is given up are refused by everybody: the issuer's keys are read again.
+        self.wallet.doubts.store(true, Ordering::Relaxed);
+        self.wallet.low.notify_one();
+        let Some(relay) = &self.listed else {
+            return;
+        };
+        self.wallet.stands(relay, |standing| {
+            standing.refused = standing.refused.saturating_add(1);
+            if standing.refused >= MOST_REFUSED {
+                standing.give_up();
+            }
+        });
     }
 }
 
@@ -342,22 +482,75 @@ impl Wallet {
     fn left(&self) -> Vec<TokensLeft> {
         let trouble = self.trouble.lock().as_ref().map(|it| it.why.clone());
         let mut purse = self.purse.lock();
-        let of = |origin: &Origin| TokensLeft {
-            left: purse.count(&origin.challenge).unwrap_or_default(),
-            origin: origin.name.clone(),
+        let of = |kept: &Kept| TokensLeft {
+            left: purse.count(&kept.origin.challenge).unwrap_or_default(),
+            origin: kept.origin.name.clone(),
             trouble: trouble.clone(),
         };
-        self.origins.iter().map(of).collect()
+        self.kept.lock().iter().map(of).collect()
     }
 
-    fn taken(&self, challenge: &[u8; 32]) -> io::Result<Option<PrivateToken>> {
+    /// Takes one out. From then on tokens are kept for this name; one of the list for which none was taken for longest makes room for it.
+    fn taken(&self, origin: &Origin) -> io::Result<Option<PrivateToken>> {
         let mut purse = self.purse.lock();
+        let challenge = &origin.challenge;
         let (taken, left) = (purse.take(challenge)?, purse.count(challenge)?);
         drop(purse);
-        if taken.is_some() && left <= self.issuer.keep / 2 {
+        let mut all = self.kept.lock();
+        let place = all.iter().position(|kept| kept.origin == *origin);
+        let mut kept = match place {
+            Some(place) => all.remove(place),
+            None => Kept::of_list(origin.clone(), self.issuer.keep),
+        };
+        // Where nobody was let in yet, what is there must do.
+        kept.low |= left <= kept.keep / 2 && kept.serves;
+        let is_low = kept.low;
+        match place.filter(|_| kept.of_file) {
+            Some(place) => all.insert(place, kept),
+            None => all.push(kept),
+        }
+        let listed = all.iter().filter(|kept| !kept.of_file).count();
+        if listed > MOST_NAMES
+            && let Some(oldest) = all.iter().position(|kept| !kept.of_file)
+        {
+            all.remove(oldest);
+        }
+        drop(all);
+        if taken.is_some() && is_low {
             self.low.notify_one();
         }
         Ok(taken)
+    }
+
+    /// Changes what is kept for a name.
+    fn of(&self, origin: &Origin, change: impl FnOnce(&mut Kept)) {
+        let mut all = self.kept.lock();
+        if let Some(kept) = all.iter_mut().find(|kept| kept.origin == *origin) {
+            change(kept);
+        }
+    }
+
+    /// A token was taken for this relay of the list.
+    fn shown(&self, relay: &str) {
+        let most = self.issuer.keep.saturating_mul(MOST_UNANSWERED);
+        self.stands(relay, |standing| {
+            standing.taken = standing.taken.saturating_add(1);
+            if standing.taken >= most {
+                standing.give_up();
+            }
+        });
+    }
+
+    /// Changes how a relay of the list stands. When there are too many, one that is shown tokens makes room.
+    fn stands(&self, relay: &str, change: impl FnOnce(&mut Standing)) {
+        let mut standings = self.standings.lock();
+        if standings.len() >= MOST_STANDINGS && !standings.contains_key(relay) {
+            let earliest = standings.iter().min_by_key(|(_, standing)| standing.until);
+            if let Some(earliest) = earliest.map(|(relay, _)| relay.clone()) {
+                standings.remove(&earliest);
+            }
+        }
+        change(standings.entry(relay.to_owned()).or_default());
     }
 
     /// Asks for more when tokens run low, and again when the issuer failed; never ends.
@@ -382,6 +575,7 @@ impl Wallet {
         if has_failed || left.is_ok_and(|left| left > 0) {
             return;
         }
+        self.of(origin, |kept| kept.low = true);
         if self.fill(&asking).await.is_err() {
             self.low.notify_one();
         }
@@ -405,13 +599,16 @@ impl Wallet {
     }
 
     async fn ask_for_missing(&self) -> Result<(), AskError> {
-        let missing = |origin: &Origin| {
-            let has = self.purse.lock().count(&origin.challenge);
+        let kept = self.kept.lock().clone();
+        let missing = |kept: Kept| {
+            let has = self.purse.lock().count(&kept.origin.challenge);
             let has = has.map_err(AskError::Purse)?;
-            Ok::<_, AskError>((origin.challenge, self.issuer.keep.saturating_sub(has)))
+            Ok::<_, AskError>((kept.origin, kept.keep.saturating_sub(has)))
         };
-        let wanted: Vec<_> = self.origins.iter().map(missing).collect::<Result<_, _>>()?;
-        if wanted.iter().all(|(_, missing)| *missing == 0) {
+        let kept = kept.into_iter().filter(|kept| kept.of_file || kept.low);
+        let wanted: Vec<_> = kept.map(missing).collect::<Result<_, _>>()?;
+        let doubts = self.doubts.swap(false, Ordering::Relaxed);
+        if !doubts && wanted.iter().all(|(_, missing)| *missing == 0) {
             return Ok(());
         }
         let keys = self.ask(Method::GET, DIRECTORY, None).await?;
@@ -419,10 +616,18 @@ impl Wallet {
         let listed: Vec<_> = keys.keys.iter().map(|it| *it.key.id()).collect();
         let retained = self.purse.lock().retain(&listed);
         retained.map_err(AskError::Purse)?;
-        for (challenge, missing) in wanted.into_iter().filter(|(_, missing)| *missing > 0) {
-            let tokens = self.issued(&keys, challenge, missing).await?;
+        for (origin, missing) in wanted.into_iter().filter(|(_, missing)| *missing > 0) {
+            let tokens = self.issued(&keys, origin.challenge, missing).await?;
             let put = self.purse.lock().put(&tokens);
             put.map_err(AskError::Purse)?;
+            let most = self.issuer.keep;
+            self.of(&origin, |kept| {
+                kept.low = false;
+                if !kept.of_file && kept.serves {
+                    kept.keep = kept.keep.saturating_mul(2).min(most);
+                    kept.serves = false;
+                }
+            });
         }
         Ok(())
     }

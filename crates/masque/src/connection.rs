@@ -25,7 +25,7 @@ use zeroize::Zeroizing;
 
 use crate::{
     forward::{Forwarder, Negotiation},
-    hop::answered,
+    hop::{TokenSource, answered},
     inbox::Inbox,
     told::Told,
     tunnel::Arriving,
@@ -43,7 +43,7 @@ const QUIET_FRAMES: u64 = 16;
 pub(crate) struct Connection {
     session: Session,
     /// Shown with each request until the relay has let the connection in; it is this connection's alone.
-    token: Option<PrivateToken>,
+    token: Option<Shown>,
     admitted: AtomicBool,
     /// Where the region goes that the relay tells.
     told: Option<Arc<Told>>,
@@ -58,6 +58,14 @@ pub(crate) struct Connection {
     replaced: Notify,
 }
 
+/// A private token, and where it is from.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    pub(crate) token: PrivateToken,
+    /// Is told what became of it.
+    pub(crate) source: Arc<dyn TokenSource>,
+}
+
 /// Counts a flow of a connection, and keeps the connection.
 #[derive(Debug)]
 pub(crate) struct Lease(Arc<Connection>);
@@ -66,7 +74,7 @@ impl Connection {
     /// Begins to speak HTTP on `link`.
     pub(crate) async fn start(
         link: Link,
-        token: Option<PrivateToken>,
+        token: Option<Shown>,
         told: Option<Arc<Told>>,
     ) -> Result<Arc<Self>, Error> {
         let (session, link) = match link {
@@ -116,8 +124,14 @@ impl Connection {
 
     /// Another connection has taken its place, or will.
     pub(crate) fn supersede(&self) {
-        self.superseded.store(true, Ordering::Relaxed);
+        self.is_superseded_now();
+    }
+
+    /// The same; whether it is so only now.
+    fn is_superseded_now(&self) -> bool {
+        let before = self.superseded.swap(true, Ordering::Relaxed);
         self.replaced.notify_one();
+        !before
     }
 
     /// Waits until another connection has taken its place. One task waits.
@@ -139,7 +153,7 @@ impl Connection {
 
     async fn request(&self, head: &RequestHead) -> Result<Exchange, HttpError> {
         match &self.token {
-            Some(token) if !self.admitted.load(Ordering::Relaxed) => {
+            Some(Shown { token, .. }) if !self.admitted.load(Ordering::Relaxed) => {
                 // A proxy's credentials for what it proxies, an origin's for what is its own: as the hop's other requests have them.
                 let proxied = head.method == "CONNECT" && head.protocol.is_none();
                 let field = if proxied {
@@ -159,11 +173,17 @@ impl Connection {
     fn admitted(&self, response: &ResponseHead) -> Result<(), Error> {
         let accepted = accepted(response);
         let reason = accepted.as_ref().err().and_then(Error::reason);
-        if self.token.is_some() && reason == Some(Reason::Authentication) {
+        let refused = self.token.as_ref();
+        if let Some(refused) = refused.filter(|_| reason == Some(Reason::Authentication)) {
             // It was spent before, or its key is not in use any more: another connection shows another.
-            self.supersede();
-        } else {
-            self.admitted.store(true, Ordering::Relaxed);
+            if self.is_superseded_now() {
+                refused.source.refused();
+            }
+        } else if !self.admitted.swap(true, Ordering::Relaxed)
+            && accepted.is_ok()
+            && let Some(shown) = &self.token
+        {
+            shown.source.accepted();
         }
         accepted
     }

@@ -47,6 +47,12 @@ pub trait TokenSource: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`ErrorKind::Forbidden`] if they have run out.
     fn take(&self) -> Opening<'_, PrivateToken>;
+
+    /// The relay has let a connection in for one of them.
+    fn accepted(&self) {}
+
+    /// The relay has refused one of them, which is lost.
+    fn refused(&self) {}
 }
 
 /// An overlay that ends at one relay. Cheap to clone.
@@ -170,6 +176,11 @@ impl Hop {
 
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.pool, &other.pool)
+    }
+
+    /// Whether the relay has just refused a token.
+    pub(crate) fn has_refused(&self) -> bool {
+        self.pool.has_refused()
     }
 
     fn terms(&self, terms: &Terms) -> Terms {

@@ -6,7 +6,7 @@ use std::{fmt, net::IpAddr, sync::Arc};
 
 use hoplite_link::Pad;
 use hoplite_overlay::{
-    Bound, Datagrams, Error, ErrorKind, Opening, Overlay, Packets, Stream, Terms,
+    Bound, Datagrams, Error, ErrorKind, Opening, Overlay, Packets, Reason, Stream, Terms,
 };
 use hoplite_wire::{Target, connect_ip::Scope};
 use parking_lot::Mutex;
@@ -247,13 +247,18 @@ impl Paths {
         self.state.lock().path.clone()
     }
 
-    /// Chooses another path if `failed` is still the current one. The relay to avoid is the first that has no connection.
-    fn replace(&self, failed: &Path) {
+    /// Chooses another path if `failed` is still the current one. The relay to avoid is one that has just refused a private token, or the first that has no
+    /// connection.
+    fn replace(&self, failed: &Path, why: &Error) {
         let mut state = self.state.lock();
-        let broken = failed
-            .hops()
-            .iter()
-            .position(|hop| hop.http_version().is_none());
+        let mut hops = failed.hops().iter();
+        let broken = match hops.position(Hop::has_refused) {
+            None if why.reason() != Some(Reason::Authentication) => {
+                let mut hops = failed.hops().iter();
+                hops.position(|hop| hop.http_version().is_none())
+            }
+            refused => refused,
+        };
         let Some(&relay) = broken.and_then(|hop| state.indices.get(hop)) else {
             return;
         };
@@ -274,8 +279,8 @@ impl Paths {
     ) -> Result<T, Error> {
         let path = self.current();
         match open(path.clone()).await {
-            Err(error) if matters(error.kind()) => {
-                self.replace(&path);
+            Err(error) if matters(&error) => {
+                self.replace(&path, &error);
                 let next = self.current();
                 if next.is_same(&path) {
                     Err(error)
@@ -289,8 +294,12 @@ impl Paths {
 }
 
 /// Whether another path may help.
-fn matters(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::EntryUnreachable | ErrorKind::PathFailed)
+fn matters(error: &Error) -> bool {
+    let failed = matches!(
+        error.kind(),
+        ErrorKind::EntryUnreachable | ErrorKind::PathFailed
+    );
+    failed || error.reason() == Some(Reason::Authentication)
 }
 
 /// Whether connections to one are connections to the other.

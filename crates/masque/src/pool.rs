@@ -14,12 +14,16 @@ use futures_util::{
 };
 use hoplite_link::{Dialer, Link};
 use hoplite_overlay::{Error, ErrorKind, Isolation, Reason, Terms};
-use hoplite_wire::privacy_pass::PrivateToken;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, time::Instant};
 use tracing::debug;
 
-use crate::{Config, connection::Connection, hop::TokenSource, told::Told};
+use crate::{
+    Config,
+    connection::{Connection, Shown},
+    hop::TokenSource,
+    told::Told,
+};
 
 /// How often an isolated or a replaced connection is looked at for idleness.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
@@ -83,18 +87,25 @@ impl Pool {
         }
     }
 
+    /// Whether the pause after that is not over.
+    pub(crate) fn has_refused(&self) -> bool {
+        let refused = *self.refused.lock();
+        refused.is_some_and(|at| at.elapsed() < REFUSED_PAUSE)
+    }
+
     /// A token for a new connection.
-    async fn token(&self) -> Result<Option<PrivateToken>, Error> {
+    async fn token(&self) -> Result<Option<Shown>, Error> {
         let Some(tokens) = &self.tokens else {
             return Ok(None);
         };
-        let refused = *self.refused.lock();
-        if refused.is_some_and(|at| at.elapsed() < REFUSED_PAUSE) {
+        if self.has_refused() {
             let doing = "waiting before another token is shown to a relay that has refused one";
             let error = Error::new(ErrorKind::Forbidden, doing);
             return Err(error.because(Reason::Authentication));
         }
-        tokens.take().await.map(Some)
+        let token = tokens.take().await?;
+        let source = Arc::clone(tokens);
+        Ok(Some(Shown { token, source }))
     }
 
     /// Waits until the pool is gone, without keeping it.

@@ -215,6 +215,7 @@ fn descriptor(
         family: Vec::new(),
         bandwidth: plan.bandwidth,
         exit: plan.exit.then(Ports::all),
+        tokens: None,
     };
     sign_descriptor(said, &key).map_err(wrong)
 }

@@ -39,6 +39,9 @@ pub const COMMITMENTS: usize = 512 << 10;
 /// Parameters of a list.
 pub const PARAMS: usize = 32;
 
+/// Bytes of an issuer's or an origin's name.
+pub const TOKEN_NAME: usize = 255;
+
 /// Whether `text` is 1 to `most` letters, digits, '-', '_' and '.': names, regions, operators.
 pub fn is_word(text: &str, most: usize) -> bool {
     let fine = |c: u8| c.is_ascii_alphanumeric() || b"-_.".contains(&c);
@@ -346,6 +349,17 @@ pub struct Descriptor {
     pub bandwidth: u64,
     /// To which ports it connects; an egress has some, and nobody else.
     pub exit: Option<Ports>,
+    /// The private tokens that let a client in, if it takes such.
+    pub tokens: Option<Tokens>,
+}
+
+/// Which private tokens a relay takes: what stands in their challenge (RFC 9577 §2.1.1). Both are 1 to 255 visible ASCII characters without a comma.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Tokens {
+    /// Who issues them (`issuer_name`).
+    pub issuer: String,
+    /// The name that they are for, which several relays may share (`origin_info`).
+    pub origin: String,
 }
 
 /// A descriptor with the signature of the relay's key, which has not been checked by reading it.
@@ -395,6 +409,7 @@ impl Descriptor {
             family: family(lines)?,
             bandwidth: lines.parsed("bandwidth")?,
             exit: exit(lines)?,
+            tokens: tokens(lines)?,
         };
         if descriptor.roles.egress == descriptor.exit.is_some() {
             Ok(descriptor)
@@ -487,6 +502,23 @@ fn exit(lines: &mut Lines<'_>) -> Result<Option<Ports>, Malformed> {
     value.parse().map(Some).map_err(|()| lines.wrong("exit"))
 }
 
+fn tokens(lines: &mut Lines<'_>) -> Result<Option<Tokens>, Malformed> {
+    let Some(value) = lines.option("tokens") else {
+        return Ok(None);
+    };
+    let is_name = |name: &&str| {
+        let fine = |c: u8| c.is_ascii_graphic() && c != b',';
+        (1..=TOKEN_NAME).contains(&name.len()) && name.bytes().all(fine)
+    };
+    let names = value.split_once(' ');
+    let names = names.filter(|(issuer, origin)| is_name(issuer) && is_name(origin));
+    let tokens = names.map(|(issuer, origin)| Tokens {
+        issuer: issuer.to_owned(),
+        origin: origin.to_owned(),
+    });
+    tokens.map(Some).ok_or_else(|| lines.wrong("tokens"))
+}
+
 impl SignedDescriptor {
     /// Reads one, and nothing but it.
     ///
@@ -540,8 +572,11 @@ impl fmt::Display for Descriptor {
             f.write_char('\n')?;
         }
         writeln!(f, "bandwidth {}", self.bandwidth)?;
-        match &self.exit {
-            Some(ports) => writeln!(f, "exit {ports}"),
+        if let Some(ports) = &self.exit {
+            writeln!(f, "exit {ports}")?;
+        }
+        match &self.tokens {
+            Some(Tokens { issuer, origin }) => writeln!(f, "tokens {issuer} {origin}"),
             None => Ok(()),
         }
     }

@@ -8,7 +8,7 @@ use proptest::{collection::vec, prelude::*};
 
 use super::*;
 use crate::testing::{public, said};
-use hoplite_wire::directory::{Ports, Roles};
+use hoplite_wire::directory::{Ports, Roles, Tokens};
 
 fn seeded(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut random = hoplite_testing::seeded(seed);
@@ -191,7 +191,7 @@ fn an_explicit_path_is_taken_as_it_is_if_roles_allow() {
     let path = |names: &[&str]| {
         let path: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
         network
-            .explicit(&path, OverlayKind::Masque)
+            .explicit(&path, &hops(0))
             .map(|path| self::names(&path))
     };
     assert_eq!(
@@ -205,6 +205,60 @@ fn an_explicit_path_is_taken_as_it_is_if_roles_allow() {
     assert_eq!(path(&["relay3", "relay2"]), Err(NoPath::Explicit(0)));
     assert_eq!(path(&["relay2", "relay2"]), Err(NoPath::Explicit(1)));
     assert_eq!(path(&["relay1", "nobody"]), Err(NoPath::Explicit(1)));
+}
+
+#[test]
+fn a_relay_that_takes_tokens_is_used_only_with_those_of_an_issuer_that_the_client_has() {
+    let takes = |n, issuer: &str| {
+        with(n, |relay| {
+            let (issuer, origin) = (issuer.into(), "a".into());
+            relay.tokens = Some(Tokens { issuer, origin });
+        })
+    };
+    let relays = network(vec![takes(1, "known"), takes(2, "other"), said(3)]);
+    let having = |issuers: &[&str]| PathConstraints {
+        issuers: Some(issuers.iter().map(|&issuer| issuer.to_owned()).collect()),
+        ..hops(1)
+    };
+    let chosen = |constraints: &PathConstraints| {
+        let one = |seed| {
+            let path = relays.select_path(constraints, &mut seeded(seed));
+            names(&path.expect("possible")).concat()
+        };
+        (0..60).map(one).collect::<BTreeSet<String>>()
+    };
+    let of = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+    let all: BTreeSet<String> = of(&["relay1", "relay2", "relay3"]);
+    assert_eq!(chosen(&having(&["known"])), of(&["relay1", "relay3"]));
+    assert_eq!(chosen(&having(&[])), of(&["relay3"]));
+    assert_eq!(chosen(&hops(1)), all, "it is not looked at");
+    // Channels of circuits know no tokens.
+    let circuits = network(vec![with(1, |relay| {
+        *relay = takes(1, "other");
+        relay.onion = Some([1; 32]);
+    })]);
+    let overlay = OverlayKind::Onion;
+    let onion = PathConstraints {
+        overlay,
+        ..having(&[])
+    };
+    assert!(circuits.select_path(&onion, &mut seeded(1)).is_ok());
+    // Why there is none is told plainly.
+    let paid = network(vec![takes(1, "other"), takes(2, "another")]);
+    let why = paid.select_path(&having(&["known"]), &mut seeded(1));
+    let why = why.expect_err("of no issuer that is known");
+    assert_eq!(why, NoPath::NoTokens(Position::Exit));
+    let told = why.to_string();
+    assert!(
+        told.contains("takes tokens of an issuer that you have"),
+        "{told}"
+    );
+    let why = paid.explicit(&["relay1".to_owned()], &having(&["known"]));
+    assert_eq!(why, Err(NoPath::ExplicitTokens(0)));
+    assert!(
+        paid.explicit(&["relay1".to_owned()], &having(&["other"]))
+            .is_ok()
+    );
 }
 
 #[test]

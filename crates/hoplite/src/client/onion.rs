@@ -11,7 +11,7 @@ use hoplite_channel::{self as channel, ChannelDialer, Channels, Counts, handshak
 use hoplite_crypto::onion::RelayKeys;
 use hoplite_directory::{
     Refused,
-    path_selection::{NoPath, OverlayKind, Position},
+    path_selection::{NoPath, Position},
 };
 use hoplite_onion::{
     Onion,
@@ -211,7 +211,7 @@ impl FromList {
     fn choose(&self, asked: &path::CircuitUsage) -> Result<Vec<Relay>, Unchosen> {
         let network = self.listed.current()?;
         if !self.explicit.is_empty() {
-            let relays = network.explicit(&self.explicit, OverlayKind::Onion)?;
+            let relays = network.explicit(&self.explicit, &self.listed.constraints())?;
             return Ok(relays.into_iter().filter_map(relay_of_list).collect());
         }
         let mut random = self.random.lock();

@@ -77,7 +77,7 @@ impl Authorities {
         authorities
     }
 
-    fn publish(&self) -> Vec<String> {
+    pub(crate) fn publish(&self) -> Vec<String> {
         self.ports
             .iter()
             .map(|port| format!("127.0.0.1:{port}"))
@@ -154,6 +154,7 @@ pub(crate) fn described(directory: &Path, n: u8) -> (Running, SignedDescriptor, 
         family: Vec::new(),
         bandwidth: 1_000_000,
         exit: None,
+        tokens: None,
     };
     let key = SigningKey::from_seed(Zeroizing::new([n; 32])).expect("a key");
     let signed = sign_descriptor(said, &key).expect("signed");
@@ -162,7 +163,7 @@ pub(crate) fn described(directory: &Path, n: u8) -> (Running, SignedDescriptor, 
 }
 
 /// The proof by the TLS key of this directory that its holder publishes the descriptor.
-fn proven(identity: &Path, signed: &SignedDescriptor) -> Proof {
+pub(crate) fn proven(identity: &Path, signed: &SignedDescriptor) -> Proof {
     let read = |name| fs::read(identity.join(name)).expect("there");
     let identity = Identity::from_pem(&read("cert.pem"), &read("key.pem")).expect("an identity");
     let certificates = Certificates::new(&identity).expect("fits");

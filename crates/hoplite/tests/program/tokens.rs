@@ -32,15 +32,15 @@ const NOW: u64 = u64::MAX / 2;
 pub(crate) struct Issuer {
     place: TempDir,
     pub(crate) running: Running,
-    listen: String,
-    pin: String,
+    pub(crate) listen: String,
+    pub(crate) pin: String,
 }
 
 /// What it answers: the status, the head, the content.
 pub(crate) struct Answer(pub(crate) u16, pub(crate) String, pub(crate) Vec<u8>);
 
 impl Issuer {
-    fn start(accounts: &str) -> Self {
+    pub(crate) fn start(accounts: &str) -> Self {
         Self::of(Self::prepared(accounts))
     }
 
@@ -78,7 +78,7 @@ impl Issuer {
         )
     }
 
-    fn directory(&self) -> KeyDirectory {
+    pub(crate) fn directory(&self) -> KeyDirectory {
         let Answer(status, head, body) = self.ask("GET", DIRECTORY, "", b"");
         assert_eq!(status, 200);
         assert!(
@@ -142,7 +142,7 @@ fn write(place: &Path, name: &str, text: &str) -> PathBuf {
     path
 }
 
-fn account(name: &str, tokens: u32) -> String {
+pub(crate) fn account(name: &str, tokens: u32) -> String {
     format!(
         "[[account]]\nname = \"{name}\"\ntoken = \"secret of {name}\"\ntokens_per_day = {tokens}\n"
     )

@@ -26,6 +26,7 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
         option::of(any::<[u8; 32]>()),
         any::<bool>(),
         option::of(ports()),
+        option::of(("[!-+\\--~]{1,255}", "[!-+\\--~]{1,255}")),
     );
     let where_ = (
         vec(address(), 1..=4),
@@ -61,6 +62,7 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
                 family,
                 bandwidth,
                 exit: how.3,
+                tokens: how.4.map(|(issuer, origin)| Tokens { issuer, origin }),
             }
         },
     )
@@ -201,6 +203,12 @@ fn what_could_be_written_otherwise_is_refused() {
         ("80,443", "80,81"),
         ("80,443", "0-80"),
         ("exit 80,443\n", ""),
+        ("exit 80,443\n", "exit 80,443\ntokens issuer.example\n"),
+        ("exit 80,443\n", "exit 80,443\ntokens issuer.example a b\n"),
+        ("exit 80,443\n", "exit 80,443\ntokens issuer.example a,b\n"),
+        ("exit 80,443\n", "exit 80,443\ntokens issuer.example \n"),
+        ("exit 80,443\n", "exit 80,443\ntokens  a\n"),
+        ("exit 80,443\n", "tokens issuer.example a\nexit 80,443\n"),
         ("ingress egress", "egress ingress"),
         ("ingress egress", "ingress"),
         ("name amber", "name am ber"),
@@ -211,6 +219,15 @@ fn what_could_be_written_otherwise_is_refused() {
         assert_ne!(text, plain(), "{from}");
         assert!(SignedDescriptor::parse(&text).is_err(), "{to}");
     }
+    let with_tokens = plain().replace("signature", "tokens issuer.example:8443 a\nsignature");
+    let read = SignedDescriptor::parse(&with_tokens).expect("right");
+    let tokens = read.descriptor.tokens.expect("they are told");
+    assert_eq!(
+        (tokens.issuer.as_str(), tokens.origin.as_str()),
+        ("issuer.example:8443", "a")
+    );
+    let long = with_tokens.replace("tokens ", &format!("tokens {}", "x".repeat(TOKEN_NAME)));
+    assert!(SignedDescriptor::parse(&long).is_err());
     assert!(SignedDescriptor::parse(&format!("{}\n", plain())).is_err());
     assert!(SignedDescriptor::parse(plain().trim_end()).is_err());
 }

@@ -1,9 +1,11 @@
 //! Lists that are made and signed here, a store on disk, and the paths that follow. All seeds are fixed.
 
-use std::{path::Path, sync::LazyLock};
+use std::{collections::BTreeSet, path::Path, sync::LazyLock};
 
 use hoplite_crypto::SigningKey;
-use hoplite_directory::{Client, Guard, Heard, Store, sign_descriptor};
+use hoplite_directory::{
+    Client, Guard, Heard, Store, path_selection::OverlayKind, sign_descriptor,
+};
 use hoplite_testing::{Double, seeded};
 use hoplite_wire::directory::{List, Roles, Signature, SignedDescriptor, SignedList, Stage};
 use zeroize::Zeroizing;
@@ -37,6 +39,7 @@ fn relay(n: u8, exit: Option<&str>) -> SignedDescriptor {
         family: Vec::new(),
         bandwidth: 1_000_000,
         exit: exit.and_then(|ports| ports.parse().ok()),
+        tokens: None,
     };
     sign_descriptor(descriptor, &key(n)).expect("signed")
 }
@@ -88,6 +91,8 @@ fn listed(cache: &Path, text: Option<&str>) -> Listed {
         hops: 3,
         overlay: OverlayKind::Onion,
         explicit: Vec::new(),
+        issuers: BTreeSet::new(),
+        bearer: false,
     };
     Listed::new(file(), needs, known).expect("read")
 }

@@ -252,6 +252,7 @@ impl Relay {
             family: Vec::new(),
             bandwidth: 0,
             exit: None,
+            tokens: None,
         }
     }
 }
