@@ -120,6 +120,40 @@ impl Guards {
         Some(first.guard.identity)
     }
 
+    /// Chooses the first ones if there are none yet. So many of them at most that would be used first: their order may still be changed.
+    pub(crate) fn draw(
+        &mut self,
+        network: &Network,
+        constraints: &PathConstraints,
+        most: usize,
+        (now, random): (u64, Random<'_>),
+    ) -> Vec<Key> {
+        if !self.sample.is_empty() || self.pick(network, constraints, now, random).is_none() {
+            return Vec::new();
+        }
+        let first = self.sample.iter().take(most);
+        first.map(|known| known.guard.identity).collect()
+    }
+
+    /// Puts these before all others, in this order, unless one has carried a circuit: then nothing changes.
+    pub(crate) fn put_first(&mut self, order: &[Key]) {
+        if self.is_used() {
+            return;
+        }
+        let rank = |known: &Known| {
+            let place = order
+                .iter()
+                .position(|guard| *guard == known.guard.identity);
+            place.unwrap_or(order.len())
+        };
+        self.sample.sort_by_key(rank);
+    }
+
+    fn is_used(&self) -> bool {
+        let mut sample = self.sample.iter();
+        sample.any(|known| known.guard.confirmed.is_some())
+    }
+
     /// It could not be reached.
     pub fn failed(&mut self, identity: &Key, now: u64) {
         if let Some(known) = self.known(identity) {

@@ -13,6 +13,7 @@ mod fetch;
 mod guards;
 mod path_chooser;
 pub mod path_selection;
+mod round_trips;
 mod store;
 #[cfg(test)]
 mod testing;
@@ -24,4 +25,5 @@ pub use client::{Client, Heard, ListChecker, Offered};
 pub use fetch::{FetchError, PROOF, fetch, upload};
 pub use guards::{Guard, Guards};
 pub use path_chooser::{AVOIDED, Moment, PathChooser};
+pub use round_trips::{CANDIDATES, Candidate};
 pub use store::{Change, Store, StoreError};

@@ -11,6 +11,7 @@ use hoplite_wire::directory::{Descriptor, Key};
 use crate::{
     Guard, Guards,
     path_selection::{Network, NoPath, OverlayKind, PathConstraints, Random},
+    round_trips::{self, CANDIDATES, Candidate, Candidates},
 };
 
 /// How long a relay that failed on a circuit is avoided behind the guard. Not longer: a guard that lies about others must not choose the path for long.
@@ -34,6 +35,8 @@ pub struct PathChooser {
     guards: Option<Guards>,
     /// Relays that failed lately on circuits, behind the guard or as one, the last at the end: not to be used behind another.
     failed: VecDeque<(Key, Instant)>,
+    /// The exits of which one is taken, and how far they are.
+    candidates: Candidates,
 }
 
 impl PathChooser {
@@ -46,8 +49,66 @@ impl PathChooser {
     pub fn guarded(kept: Vec<Guard>) -> Self {
         Self {
             guards: Some(Guards::new(kept)),
-            failed: VecDeque::new(),
+            ..Self::default()
         }
+    }
+
+    /// With the exits that the store has kept.
+    pub fn with_candidates(mut self, kept: &[Candidate]) -> Self {
+        self.candidates = Candidates::new(kept);
+        self
+    }
+
+    /// The exits that the store should keep.
+    pub fn candidates(&self) -> Vec<Candidate> {
+        self.candidates.kept()
+    }
+
+    /// Draws guards where there are none yet, and says which of them are to be dialled before one is used, [`CANDIDATES`] at most. Where there are some,
+    /// none: they stay as they are.
+    pub fn guards_to_measure(
+        &mut self,
+        network: &Network,
+        constraints: &PathConstraints,
+        now: Moment,
+        random: Random<'_>,
+    ) -> Vec<Key> {
+        match &mut self.guards {
+            Some(guards) if constraints.hops > 1 => {
+                guards.draw(network, constraints, CANDIDATES, (now.calendar, random))
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The round trips to these guards in milliseconds, nothing for those that did not answer: nearer ones are probably used first.
+    pub fn guards_measured(
+        &mut self,
+        network: &Network,
+        measured: &[(Key, Option<u32>)],
+        random: Random<'_>,
+    ) {
+        if let Some(guards) = &mut self.guards {
+            guards.put_first(&round_trips::order(network, measured, random));
+        }
+    }
+
+    /// The exits that are to be dialled through the first relay, [`CANDIDATES`] at most: each once a day.
+    pub fn exits_to_measure(
+        &mut self,
+        network: &Network,
+        constraints: &PathConstraints,
+        now: Moment,
+        random: Random<'_>,
+    ) -> Vec<Key> {
+        let now = now.calendar;
+        self.candidates
+            .exits_to_measure(network, constraints, now, random)
+    }
+
+    /// The round trip to one of them in milliseconds: nearer ones are taken more often.
+    pub fn exit_measured(&mut self, exit: &Key, millis: u32) {
+        self.candidates.exit_measured(exit, millis);
     }
 
     /// The guards that the store should keep, if there are any to be kept.
@@ -75,6 +136,18 @@ impl PathChooser {
             }
             let mut constraints = constraints.clone();
             constraints.avoid.extend(failed.iter().skip(first));
+            // Each circuit has another exit: what is drawn for days is not for them.
+            if constraints.overlay == OverlayKind::Masque
+                && let Some(exits) = self.candidates.exits(network, &constraints, now.calendar)
+            {
+                let near = PathConstraints {
+                    exits: Some(exits),
+                    ..constraints.clone()
+                };
+                if let Ok(path) = self.guarded_path(network, near, now, random) {
+                    return Ok(path);
+                }
+            }
             match self.guarded_path(network, constraints, now, random) {
                 Ok(path) => return Ok(path),
                 Err(error) => why = error,

@@ -41,8 +41,10 @@ pub struct PathConstraints {
     pub hops: usize,
     /// Ports of targets, as far as they are known: the exit must permit all of them.
     pub ports: Vec<u16>,
-    /// The exit's region, if it matters.
+    /// The exit's region, if it matters; a country stands for its parts, too.
     pub region: Option<String>,
+    /// The exits to choose from with the weight of each, if these are not all that fit, by their capacity.
+    pub exits: Option<Vec<(Key, u64)>>,
     /// The first relay, if it is given: a guard.
     pub entry: Option<Key>,
     /// Relays that failed lately, or must not be used.
@@ -202,6 +204,16 @@ impl Network {
         })
     }
 
+    /// The relays that may not stand on a path with this one, itself among them.
+    pub fn not_apart(&self, identity: &Key, apart: Apart) -> Vec<Key> {
+        let Some(relay) = self.relay(identity) else {
+            return Vec::new();
+        };
+        let others = self.relays.iter();
+        let others = others.filter(|other| !apart.are_apart(relay, other));
+        others.map(|other| other.identity).collect()
+    }
+
     /// One relay for a position, by weight: for guards.
     pub fn one(
         &self,
@@ -301,11 +313,26 @@ impl Network {
             let mut others = chosen.iter();
             others.all(|other| constraints.apart.are_apart(relay, other))
         });
+        let exits = constraints.exits.as_ref();
+        let exits = exits.filter(|_| position == Position::Exit);
         let weighed = relays.map(|relay| {
-            let weight = |weights: &Weights| weights.of_relay(relay, position);
-            (relay, self.weights.as_ref().map_or(1, weight))
+            let mut exits = exits.into_iter().flatten();
+            let given = exits.find(|(exit, _)| *exit == relay.identity);
+            let weight = given.map_or_else(|| self.weight_of(relay, position), |given| given.1);
+            (relay, weight)
         });
         some_positive(weighed.collect())
+    }
+
+    /// How likely a relay is in a position, beside the others; 0 for one that is not here.
+    pub(crate) fn weight(&self, identity: &Key, position: Position) -> u64 {
+        let relay = self.relay(identity);
+        relay.map_or(0, |relay| self.weight_of(relay, position))
+    }
+
+    fn weight_of(&self, relay: &Descriptor, position: Position) -> u64 {
+        let weights = self.weights.as_ref();
+        weights.map_or(1, |weights| weights.of_relay(relay, position))
     }
 }
 
@@ -325,14 +352,26 @@ fn in_order(mut chosen: Vec<&Descriptor>) -> Vec<&Descriptor> {
 
 fn fits(relay: &Descriptor, position: Position, constraints: &PathConstraints) -> bool {
     let permits = |port: &u16| relay.exit.as_ref().is_some_and(|exit| exit.contains(*port));
-    let region = || constraints.region.is_none() || constraints.region == relay.region;
+    let region = || {
+        let wanted = constraints.region.as_ref();
+        wanted.is_none_or(|wanted| {
+            let region = relay.region.as_ref();
+            region.is_some_and(|region| is_within(region, wanted))
+        })
+    };
+    let among = || {
+        let exits = constraints.exits.as_ref();
+        exits.is_none_or(|exits| exits.iter().any(|(exit, _)| *exit == relay.identity))
+    };
     let is_given = || {
         constraints
             .entry
             .is_none_or(|entry| entry == relay.identity)
     };
     let role = match position {
-        Position::Exit => relay.roles.egress && constraints.ports.iter().all(permits) && region(),
+        Position::Exit => {
+            relay.roles.egress && constraints.ports.iter().all(permits) && region() && among()
+        }
         Position::Middle => relay.roles.ingress,
         Position::Entry => relay.roles.ingress && is_given(),
     };
@@ -402,7 +441,7 @@ impl Apart {
             a.identity == b.identity || shared(a, b),
             self.family && are_family(a, b),
             self.operator && is_same(operators),
-            self.region && is_same(regions),
+            self.region && are_one_region(regions),
             self.network && are_neighbours(a, b),
         ];
         !alike.contains(&true)
@@ -427,6 +466,21 @@ fn are_family(a: &Descriptor, b: &Descriptor) -> bool {
 fn is_same((a, b): (Option<&String>, Option<&String>)) -> bool {
     let lower = |text: &String| text.to_ascii_lowercase();
     a.is_some() && a.map(lower) == b.map(lower)
+}
+
+/// Whether a region is another, or a part of it: `DE-BE` of `DE`.
+fn is_within(region: &str, other: &str) -> bool {
+    let begin = region.get(..other.len());
+    let rest = region.as_bytes().get(other.len());
+    begin.is_some_and(|begin| begin.eq_ignore_ascii_case(other))
+        && rest.is_none_or(|next| *next == b'-')
+}
+
+fn are_one_region((a, b): (Option<&String>, Option<&String>)) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => is_within(a, b) || is_within(b, a),
+        _ => false,
+    }
 }
 
 fn are_neighbours(a: &Descriptor, b: &Descriptor) -> bool {
@@ -500,7 +554,10 @@ fn some_positive<T>(mut weighed: Vec<(T, u64)>) -> Vec<(T, u64)> {
 }
 
 /// Takes one out, each as likely as its weight; those without weight when no other is left.
-fn draw<T>(weighed: &mut Vec<(T, u64)>, random: &mut dyn FnMut(u64) -> u64) -> Option<T> {
+pub(crate) fn draw<T>(
+    weighed: &mut Vec<(T, u64)>,
+    random: &mut dyn FnMut(u64) -> u64,
+) -> Option<T> {
     let total = weighed
         .iter()
         .map(|(_, weight)| u128::from(*weight))

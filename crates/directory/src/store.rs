@@ -10,10 +10,10 @@ use std::{
 use hoplite_wire::directory::Key;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, params};
 
-use crate::Guard;
+use crate::{Candidate, Guard};
 
 /// The schema's version, in `user_version`.
-const VERSION: i64 = 3;
+const VERSION: i64 = 4;
 /// How long another process may hold the file.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Lists that prove a split: the two of the last one.
@@ -123,8 +123,13 @@ impl Store {
                 1 => &[
                     include_str!("store/from1.sql"),
                     include_str!("store/from2.sql"),
+                    include_str!("store/from3.sql"),
                 ],
-                2 => &[include_str!("store/from2.sql")],
+                2 => &[
+                    include_str!("store/from2.sql"),
+                    include_str!("store/from3.sql"),
+                ],
+                3 => &[include_str!("store/from3.sql")],
                 _ => return Ok(()),
             };
             let mut changes = changes.iter();
@@ -243,6 +248,40 @@ impl Store {
         })
     }
 
+    /// The exits of which the client takes its, and how far they are.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn candidates(&self) -> Result<Vec<Candidate>, StoreError> {
+        let sql = "SELECT identity, millis, since FROM candidate ORDER BY place";
+        let mut statement = self.connection.prepare(sql)?;
+        let rows = statement.query_map([], |row| {
+            Ok(Candidate {
+                identity: Key(row.get(0)?),
+                millis: row.get(1)?,
+                since: u64::try_from(row.get::<_, i64>(2)?).unwrap_or(0),
+            })
+        })?;
+        Ok(rows.collect::<rusqlite::Result<_>>()?)
+    }
+
+    /// Keeps these instead of those before.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn keep_candidates(&mut self, candidates: &[Candidate]) -> Result<(), StoreError> {
+        let sql = "INSERT INTO candidate (place, identity, millis, since) VALUES (?1, ?2, ?3, ?4)";
+        self.transaction(|transaction| {
+            transaction.execute("DELETE FROM candidate", [])?;
+            let mut insert = transaction.prepare(sql)?;
+            for (place, one) in (0i64..).zip(candidates) {
+                let since = signed(one.since);
+                insert.execute(params![place, one.identity.0, one.millis, since])?;
+            }
+            Ok(())
+        })
+    }
+
     /// The descriptors that an authority has gathered.
     ///
     /// # Errors
@@ -332,12 +371,19 @@ mod tests {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("cache.sqlite");
         let guards = [guard(9, Some(3)), guard(1, None)];
+        let candidate = |millis| Candidate {
+            identity: Key([3; 32]),
+            millis,
+            since: 5,
+        };
+        let candidates = [candidate(Some(u32::MAX)), candidate(None)];
         {
             let mut store = Store::open(&path).expect("made");
             assert_eq!(store.list().expect("read"), None);
             store.keep_list("first").expect("kept");
             store.keep_list("second").expect("kept");
             store.keep_guards(&guards).expect("kept");
+            store.keep_candidates(&candidates).expect("kept");
             let descriptor = |text: &str| Change::Descriptor(Key([1; 32]), text.into());
             let changes = [descriptor("old"), descriptor("new")];
             store.write(&changes).expect("kept");
@@ -345,6 +391,7 @@ mod tests {
         let mut store = Store::open(&path).expect("opened");
         assert_eq!(store.list().expect("read"), Some(("second".into(), false)));
         assert_eq!(store.guards().expect("read"), guards);
+        assert_eq!(store.candidates().expect("read"), candidates);
         assert_eq!(store.descriptors().expect("read"), ["new"]);
         let changes = [Change::Forget(Key([1; 32])), Change::List("third".into())];
         store.write(&changes).expect("forgotten");
@@ -396,6 +443,7 @@ mod tests {
         let old = Connection::open(&path).expect("made");
         let first = include_str!("store/schema.sql").replace("confirmed", "failed");
         let first = first.replace("CREATE TABLE before", "CREATE TABLE absent");
+        let first = first.replace("CREATE TABLE candidate", "CREATE TABLE missing");
         old.execute_batch(&first).expect("made");
         let insert = "INSERT INTO guard VALUES (?1, ?2, 7, ?3, NULL)";
         old.execute(insert, params![0, [9u8; 32], 3]).expect("kept");

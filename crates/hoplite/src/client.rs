@@ -377,6 +377,12 @@ fn from_list(
     let paths = Arc::new(paths);
     let (listed, token, through) = (listed.clone(), client.token.clone(), Arc::clone(&paths));
     let chosen = Arc::clone(&paths);
+    let near = (listed.clone(), Arc::clone(&paths), Arc::clone(&beside));
+    let config = Arc::clone(config);
+    tokio::spawn(async move {
+        let (listed, paths, below) = near;
+        listed.measure_exits(&paths, below, &config).await;
+    });
     tokio::spawn(async move {
         let found = |listed: &Listed| {
             let relays = listed.relays(token.as_ref());
@@ -402,7 +408,8 @@ pub(crate) fn random() -> Box<dyn FnMut(u64) -> u64 + Send> {
     })
 }
 
-fn relay(hop: &client::Hop, wallets: &Wallets) -> Relay {
+/// A relay, and where its private tokens come from.
+pub(crate) fn relay(hop: &client::Hop, wallets: &Wallets) -> Relay {
     let trust = match hop.relay.pin {
         Some(pin) => Trust::Pins(vec![pin]),
         None => Trust::WebPki,

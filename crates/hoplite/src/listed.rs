@@ -3,14 +3,15 @@
 
 use std::{collections::BTreeSet, fmt, path::Path, sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use hoplite_crypto::{Pin, Token};
 use hoplite_directory::{
-    self as directory, Guard, ListChecker, Moment, Offered, PathChooser, Refused, Store,
+    self as directory, Candidate, Guard, ListChecker, Moment, Offered, PathChooser, Refused, Store,
     StoreError,
     path_selection::{Network, NoPath, OverlayKind, PathConstraints, Random},
 };
-use hoplite_masque::Choose;
-use hoplite_overlay::Overlay;
+use hoplite_masque::{self as masque, Choose, Paths};
+use hoplite_overlay::{Direct, Overlay};
 use hoplite_relay::config::Role;
 use hoplite_wire::{
     Target,
@@ -21,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use tokio::{
     sync::Notify,
     task::spawn_blocking,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tracing::{info, warn};
 
@@ -30,6 +31,7 @@ use crate::{
     config::client::{Client, Directory, Hop, Relay},
     directory::now,
     say::Failure,
+    wallet::Wallets,
 };
 
 /// The longest pause between two looks whether the list is to be renewed: a device may have slept.
@@ -40,6 +42,13 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(300);
 const MIN_REFETCH_PAUSE: Duration = Duration::from_secs(60);
 /// How often that pause doubles when it was in vain.
 const MAX_DOUBLINGS: u32 = 6;
+
+/// How long a relay may take to answer whose round trip is measured.
+const MEASURE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often is looked whether other exits are to be measured.
+const MEASURE_INTERVAL: Duration = Duration::from_secs(3600);
+/// After a path that did not stand.
+const MEASURE_AGAIN: Duration = Duration::from_secs(60);
 
 /// The list that a client chooses from.
 #[derive(Clone)]
@@ -56,8 +65,10 @@ struct State {
     known: directory::Client,
     network: Arc<Network>,
     chooser: PathChooser,
-    /// The guards that the store has.
-    stored: Vec<Guard>,
+    /// The guards that the store has, and the exits of which one is taken.
+    stored: (Vec<Guard>, Vec<Candidate>),
+    /// The first relay of the path that was chosen last.
+    first: Option<Key>,
     /// Who keeps what the store has, where that is not a file.
     keeper: Option<Keeper>,
 }
@@ -128,6 +139,15 @@ pub(crate) struct DirectoryCache {
     before: Option<String>,
     proofs: Vec<String>,
     guards: Vec<KeptGuard>,
+    #[serde(default)]
+    candidates: Vec<KeptCandidate>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct KeptCandidate {
+    identity: [u8; 32],
+    millis: Option<u32>,
+    since: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -167,11 +187,17 @@ impl DirectoryCache {
             confirmed: guard.confirmed,
             unlisted: guard.unlisted,
         };
+        let candidate = |one: Candidate| KeptCandidate {
+            identity: one.identity.0,
+            millis: one.millis,
+            since: one.since,
+        };
         Ok(Self {
             list: store.list()?,
             before: store.before()?,
             proofs: store.proofs()?,
             guards: store.guards()?.into_iter().map(guard).collect(),
+            candidates: store.candidates()?.into_iter().map(candidate).collect(),
         })
     }
 
@@ -190,6 +216,15 @@ impl DirectoryCache {
         if self.guards != old.guards {
             let guards: Vec<Guard> = self.guards.iter().map(guard).collect();
             store.keep_guards(&guards)?;
+        }
+        let candidate = |one: &KeptCandidate| Candidate {
+            identity: Key(one.identity),
+            millis: one.millis,
+            since: one.since,
+        };
+        if self.candidates != old.candidates {
+            let candidates: Vec<Candidate> = self.candidates.iter().map(candidate).collect();
+            store.keep_candidates(&candidates)?;
         }
         Ok(())
     }
@@ -244,7 +279,7 @@ impl fmt::Debug for Listed {
 /// what the directory's cache would.
 pub(crate) async fn prepare(
     client: &mut Client,
-    overlay: &dyn Overlay,
+    overlay: &Direct,
     keeper: Option<Keeper>,
 ) -> Result<Option<Listed>, Failure> {
     let Some(file) = client.config.directory.clone() else {
@@ -272,6 +307,8 @@ pub(crate) async fn prepare(
     let listed = Listed::new(file.clone(), needs, known).map_err(store)?;
     listed.lock().keeper = keeper;
     listed.lock().keep();
+    let below = Arc::new(overlay.clone());
+    listed.measure_guards(below, &client.config.tunnel).await;
     // Circuits take theirs one by one.
     if !client.config.is_onion() {
         client.relays = if client.config.path.is_empty() {
@@ -425,12 +462,13 @@ impl Listed {
         needs: Needs,
         mut known: directory::Client,
     ) -> Result<Self, StoreError> {
-        let stored = known.store().guards()?;
+        let stored = (known.store().guards()?, known.store().candidates()?);
         let chooser = if file.guards {
-            PathChooser::guarded(stored.clone())
+            PathChooser::guarded(stored.0.clone())
         } else {
             PathChooser::unguarded()
         };
+        let chooser = chooser.with_candidates(&stored.1);
         let state = State {
             file,
             needs,
@@ -438,6 +476,7 @@ impl Listed {
             known,
             chooser,
             stored,
+            first: None,
             keeper: None,
         };
         Ok(Self(Arc::new(Inner {
@@ -547,7 +586,85 @@ impl Listed {
         state.keep_guards();
         let path = path.inspect_err(|why| warn!("choosing a path from the list: {why}"));
         let place = |relay: &Descriptor| network.place(&relay.identity);
-        Some(path.ok()?.into_iter().filter_map(place).collect())
+        let path = path.ok()?;
+        state.first = path.first().map(|first| first.identity);
+        Some(path.into_iter().filter_map(place).collect())
+    }
+
+    /// Before a guard is used for the first time: a handshake with each of the first, of which the nearer ones are probably used first.
+    async fn measure_guards(&self, below: Arc<dyn Overlay>, config: &masque::Config) {
+        let (network, guards) = {
+            let state = &mut *self.lock();
+            if !state.needs.explicit.is_empty() {
+                return;
+            }
+            let (network, mut random) = (Arc::clone(&state.network), client::random());
+            let constraints = state.needs.constraints(&state.file);
+            let chooser = &mut state.chooser;
+            let guards = chooser.guards_to_measure(&network, &constraints, moment(), &mut random);
+            (network, guards)
+        };
+        if guards.is_empty() {
+            return;
+        }
+        let measured = guards.iter().map(|guard| async {
+            let millis = measured(&network, guard, 0, Arc::clone(&below), config).await;
+            (*guard, millis)
+        });
+        let measured = join_all(measured).await;
+        let state = &mut *self.lock();
+        let (chooser, mut random) = (&mut state.chooser, client::random());
+        chooser.guards_measured(&network, &measured, &mut random);
+        state.keep_guards();
+    }
+
+    /// Looks now and then, until dropped, which exits are near, through the first relay of the path; chooses again when that has become known.
+    pub(crate) async fn measure_exits(
+        &self,
+        paths: &Paths,
+        below: Arc<dyn Overlay>,
+        config: &masque::Config,
+    ) {
+        loop {
+            if paths.current().connect().await.is_err() {
+                sleep(MEASURE_AGAIN).await;
+                continue;
+            }
+            let hops = paths.current().hops().to_vec();
+            let through: Arc<dyn Overlay> = match hops.as_slice() {
+                [first, _, ..] => Arc::new(first.clone()),
+                _ => Arc::clone(&below),
+            };
+            let number = usize::from(hops.len() > 1);
+            let (network, exits) = self.exits_to_measure(number > 0);
+            let mut is_known = false;
+            for exit in exits {
+                let through = Arc::clone(&through);
+                if let Some(millis) = measured(&network, &exit, number, through, config).await {
+                    self.lock().chooser.exit_measured(&exit, millis);
+                    is_known = true;
+                }
+            }
+            self.lock().keep_guards();
+            if is_known {
+                paths.reconsider();
+            }
+            sleep(MEASURE_INTERVAL).await;
+        }
+    }
+
+    /// Those that go with the first relay of the path, if there is another one.
+    fn exits_to_measure(&self, has_first: bool) -> (Arc<Network>, Vec<Key>) {
+        let state = &mut *self.lock();
+        let (network, mut random) = (Arc::clone(&state.network), client::random());
+        let mut constraints = state.needs.constraints(&state.file);
+        if let Some(first) = state.first.filter(|_| has_first) {
+            let beside = network.not_apart(&first, constraints.apart);
+            constraints.avoid.extend(beside);
+        }
+        let chooser = &mut state.chooser;
+        let exits = chooser.exits_to_measure(&network, &constraints, moment(), &mut random);
+        (network, exits)
     }
 
     /// Renews the list until dropped, through the relays where that works; `found` is told of each new one.
@@ -676,14 +793,24 @@ impl State {
 
     /// Writes to the disk only what is new.
     fn keep_guards(&mut self) {
-        let Some(kept) = self.chooser.kept() else {
-            return;
-        };
-        if kept == self.stored {
+        let (guards, candidates) = &self.stored;
+        // Without guards, those that there were stay for another time.
+        let kept = self.chooser.kept().unwrap_or_else(|| guards.clone());
+        let near = self.chooser.candidates();
+        let (is_kept, is_near) = (kept == *guards, near == *candidates);
+        if is_kept && is_near {
             return;
         }
-        match self.known.store().keep_guards(&kept) {
-            Ok(()) => self.stored = kept,
+        let store = self.known.store();
+        let mut done = Ok(());
+        if !is_kept {
+            done = store.keep_guards(&kept);
+        }
+        if !is_near {
+            done = done.and_then(|()| store.keep_candidates(&near));
+        }
+        match done {
+            Ok(()) => self.stored = (kept, near),
             Err(error) => warn!("the guards cannot be stored: {error}"),
         }
         self.keep();
@@ -703,6 +830,23 @@ impl State {
             Err(error) => warn!("the cache of the directory cannot be read: {error}"),
         }
     }
+}
+
+/// The round trip to a relay of the list in milliseconds; nothing if it does not answer, or not over QUIC.
+async fn measured(
+    network: &Network,
+    relay: &Key,
+    number: usize,
+    below: Arc<dyn Overlay>,
+    config: &masque::Config,
+) -> Option<u32> {
+    let hop = hop(network.relay(relay)?, None, &BTreeSet::new());
+    let relay = client::relay(&hop, &Wallets::default());
+    // Circuits' relays need not have a key for it.
+    hop.relay.pin?;
+    let dialling = Box::pin(masque::round_trip(relay, number, below, config));
+    let took = timeout(MEASURE_TIMEOUT, dialling).await.ok()?.ok()?;
+    Some(u32::try_from(took.as_millis()).unwrap_or(u32::MAX))
 }
 
 /// Now, by both clocks.
@@ -751,6 +895,12 @@ mod tests {
         carried(|_| ());
         carried(|store| store.keep_list("one").expect("kept"));
         carried(|store| store.keep_guards(&[guard]).expect("kept"));
+        let candidate = Candidate {
+            identity: Key([7; 32]),
+            millis: Some(3),
+            since: 4,
+        };
+        carried(|store| store.keep_candidates(&[candidate]).expect("kept"));
         carried(|store| {
             store.keep_list("one").expect("kept");
             store.keep_split("one", "other").expect("kept");

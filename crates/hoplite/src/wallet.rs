@@ -775,3 +775,140 @@ impl fmt::Debug for Wallet {
         f.write_str("Wallet")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use hoplite_wire::privacy_pass::SIGNATURE_LEN;
+
+    use super::*;
+
+    /// So many tokens, whatever they are for.
+    struct Bag(usize);
+
+    impl Purse for Bag {
+        fn take(&mut self, challenge: &[u8; 32]) -> io::Result<Option<PrivateToken>> {
+            let signed = PrivateToken::signed_part(&[0; 32], challenge, &[0; 32]);
+            let left = self.0.checked_sub(1);
+            self.0 = left.unwrap_or(0);
+            Ok(left.map(|_| PrivateToken::new(&signed, &[0; SIGNATURE_LEN])))
+        }
+
+        fn count(&mut self, _: &[u8; 32]) -> io::Result<usize> {
+            Ok(self.0)
+        }
+
+        fn put(&mut self, tokens: &[PrivateToken]) -> io::Result<()> {
+            self.0 += tokens.len();
+            Ok(())
+        }
+
+        fn retain(&mut self, _: &[[u8; 32]]) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The tokens for relays of the list, by name and the name that they are for, from a stock of a hundred.
+    fn listed(keep: usize) -> (Arc<Wallet>, impl Fn(&str, &str) -> RelayTokens) {
+        let issuer = Issuer {
+            name: "issuer.test".into(),
+            address: "127.0.0.1:9".parse().expect("an address"),
+            pin: None,
+            token: None,
+            token_file: None,
+            stock: PathBuf::new(),
+            keep,
+        };
+        let wallet = Arc::new(Wallet {
+            issuer,
+            kept: Mutex::default(),
+            standings: Mutex::default(),
+            doubts: AtomicBool::new(false),
+            purse: Mutex::new(Box::new(Bag(100))),
+            low: Notify::new(),
+            asking: sync::Mutex::new(()),
+            trouble: Mutex::default(),
+            underlay: Direct::for_tunnels(),
+        });
+        let of = Arc::clone(&wallet);
+        let tokens = move |relay: &str, origin: &str| RelayTokens {
+            wallet: Arc::clone(&of),
+            relay: relay.into(),
+            origin: Origin::new(&of.issuer, origin).expect("a name"),
+            listed: Some(relay.into()),
+        };
+        (wallet, tokens)
+    }
+
+    fn left(wallet: &Wallet) -> usize {
+        wallet.purse.lock().count(&[0; 32]).expect("counted")
+    }
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_relay_of_the_list_that_refuses_tokens_is_shown_three_and_then_ever_fewer() {
+        let (wallet, tokens) = listed(16);
+        let liar = tokens("liar", "a");
+        for _ in 0..3 {
+            liar.take().await.expect("a token");
+            liar.refused();
+        }
+        for hours in [1u32, 2, 4] {
+            assert!(liar.take().await.is_err(), "{hours}");
+            // Others that have the same name are not taken for it.
+            tokens("other", "a").take().await.expect("a token");
+            let before = left(&wallet);
+            assert!(liar.take().await.is_err());
+            assert_eq!(left(&wallet), before);
+            tokio::time::advance(HOUR * hours).await;
+            liar.take().await.expect("a token");
+            liar.refused();
+        }
+        tokio::time::advance(HOUR * 24).await;
+        liar.take().await.expect("a token");
+        liar.accepted();
+        for _ in 0..2 {
+            liar.take().await.expect("it has let the client in");
+            liar.refused();
+        }
+        liar.take().await.expect("a token");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_relay_of_the_list_that_takes_connections_and_never_answers_has_an_end_of_tokens() {
+        let (wallet, tokens) = listed(4);
+        let silent = tokens("silent", "a");
+        let mut shown = 0;
+        while silent.take().await.is_ok() {
+            shown += 1;
+        }
+        assert_eq!((shown, left(&wallet)), (16, 84));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn more_tokens_are_asked_for_only_for_names_of_relays_that_let_the_client_in() {
+        let (wallet, tokens) = listed(16);
+        wallet.purse.lock().put(&[]).expect("put");
+        *wallet.purse.lock() = Box::new(Bag(3));
+        let (good, bad) = (tokens("good", "a"), tokens("bad", "b"));
+        let is_low = |tokens: &RelayTokens| {
+            let kept = wallet.kept.lock();
+            let mut kept = kept.iter();
+            kept.any(|kept| kept.origin == tokens.origin && kept.low)
+        };
+        bad.take().await.expect("a token");
+        assert!(!is_low(&bad));
+        good.accepted();
+        good.take().await.expect("a token");
+        good.accepted();
+        good.take().await.expect("a token");
+        assert!(is_low(&good) && !is_low(&bad));
+        // However many names relays of a list have.
+        *wallet.purse.lock() = Box::new(Bag(200));
+        for n in 0..100 {
+            let name = n.to_string();
+            tokens(&name, &name).take().await.expect("a token");
+        }
+        assert_eq!(wallet.kept.lock().len(), MOST_NAMES);
+    }
+}

@@ -71,6 +71,23 @@ pub struct Hop {
     unbound: Arc<Mutex<Option<Instant>>>,
 }
 
+/// The round trip to a relay, the `number` of a path (the first is 0), through `below`: by QUIC's handshake, with nothing asked and no token shown.
+///
+/// # Errors
+/// What dialling answered.
+pub async fn round_trip(
+    relay: Relay,
+    number: usize,
+    below: Arc<dyn Overlay>,
+    config: &Config,
+) -> Result<Duration, Error> {
+    let mut link = config.link();
+    link.tunnelled_below = number;
+    let dialer = Dialer::new(below, relay.peer, number, link);
+    let link = dialer.quic(&Terms::default()).await?;
+    Ok(link.connection().rtt())
+}
+
 /// How long a relay is not asked again for what it has not.
 const ASK_AGAIN: Duration = Duration::from_secs(600);
 

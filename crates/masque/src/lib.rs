@@ -20,6 +20,6 @@ mod tunnel;
 
 pub use config::{Acks, Config};
 pub use forward::{Mode, Passed};
-pub use hop::{Hop, Relay, TokenSource};
+pub use hop::{Hop, Relay, TokenSource, round_trip};
 pub use path::{Choose, MAX_HOPS, Path, Paths};
 pub use told::ShownRegion;

@@ -242,6 +242,19 @@ impl Paths {
         }
     }
 
+    /// Chooses again, because more is known of the relays. The current path stays if it is chosen again; flows that run on it stay in any case.
+    pub fn reconsider(&self) {
+        let mut state = self.state.lock();
+        let State { failed, choose, .. } = &mut *state;
+        let chosen = choose(failed).filter(|chosen| *chosen != state.indices);
+        let Some(indices) = chosen else { return };
+        let relays = indices.iter().filter_map(|&i| state.relays.get(i)).cloned();
+        if let Ok(path) = Path::new(relays.collect(), &self.below, &self.config) {
+            path.keep_warm();
+            (state.indices, state.path) = (indices, path);
+        }
+    }
+
     /// The path that new flows take.
     pub fn current(&self) -> Path {
         self.state.lock().path.clone()

@@ -75,7 +75,8 @@ impl ClientNode {
         let channels = Channels::new(dialer, drop);
         tokio::spawn(sweep(channels.clone()));
         let random = Random::new(self.settings.seed, "paths", self.number);
-        let paths = Chooser::new(listed, self.settings.hops, random, &self.book);
+        let distance = |relay| network.latency(self.node, relay);
+        let paths = Chooser::new(listed, self.settings.hops, random, &self.book, distance);
         let config = Config {
             congestion_control: self.settings.congestion_control,
             ahead: self.settings.ahead,

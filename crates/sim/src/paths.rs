@@ -1,7 +1,7 @@
 //! How a client of the simulation asks the product's own chooser for paths, from the list that all clients have. Also notes how long circuits took to be
 //! built.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use hoplite_crypto::onion::{RelayKeys, identity::stand_in};
 use hoplite_directory::{
@@ -17,13 +17,14 @@ use hoplite_wire::directory::{Descriptor, Key, List, SignedDescriptor, Stage};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::{random::Random, report::Book};
+use crate::{net::Node, random::Random, report::Book};
 
 /// The list, as all clients have it.
 #[derive(Debug)]
 pub(crate) struct Listed {
     network: Network,
     relays: BTreeMap<Key, Relay>,
+    nodes: BTreeMap<Key, Node>,
 }
 
 /// One client, as its circuits ask for paths.
@@ -44,8 +45,15 @@ struct State {
 
 impl Listed {
     /// Of these relays.
-    pub(crate) fn of(relays: impl Iterator<Item = SignedDescriptor>, control: bool) -> Self {
-        let mut relays: Vec<_> = relays.collect();
+    pub(crate) fn of(
+        relays: impl Iterator<Item = (Node, SignedDescriptor)>,
+        control: bool,
+    ) -> Self {
+        let mut nodes = BTreeMap::new();
+        let relays = relays.inspect(|(node, relay)| {
+            nodes.insert(relay.descriptor.identity, *node);
+        });
+        let mut relays: Vec<_> = relays.map(|(_, relay)| relay).collect();
         relays.sort_by_key(|relay| relay.descriptor.identity);
         let known = relays
             .iter()
@@ -62,6 +70,7 @@ impl Listed {
         Self {
             network: Network::of(&list),
             relays: known,
+            nodes,
         }
     }
 }
@@ -86,8 +95,15 @@ fn known(relay: &Descriptor, congestion_control: bool) -> Option<(Key, Relay)> {
 }
 
 impl Chooser {
-    pub(crate) fn new(listed: &Arc<Listed>, hops: usize, random: Random, book: &Arc<Book>) -> Self {
-        Self {
+    /// `distance` is how long a packet takes to a relay: what the product's client measures by a handshake with each of its first guards.
+    pub(crate) fn new(
+        listed: &Arc<Listed>,
+        hops: usize,
+        random: Random,
+        book: &Arc<Book>,
+        distance: impl Fn(Node) -> Option<Duration>,
+    ) -> Self {
+        let made = Self {
             listed: Arc::clone(listed),
             hops,
             began: Instant::now(),
@@ -97,6 +113,36 @@ impl Chooser {
                 random,
                 building: Vec::new(),
             }),
+        };
+        made.measure_guards(distance);
+        made
+    }
+
+    fn measure_guards(&self, distance: impl Fn(Node) -> Option<Duration>) {
+        let (constraints, now) = (self.constraints(Vec::new()), self.now());
+        let mut state = self.state.lock();
+        let State {
+            chooser, random, ..
+        } = &mut *state;
+        let (network, draw) = (&self.listed.network, &mut |most| random.below(most));
+        let guards = chooser.guards_to_measure(network, &constraints, now, draw);
+        let measured = guards.into_iter().map(|guard| {
+            let way = self.listed.nodes.get(&guard).copied().and_then(&distance);
+            let millis = way.and_then(|way| u32::try_from(way.as_millis().saturating_mul(2)).ok());
+            (guard, millis)
+        });
+        let measured: Vec<_> = measured.collect();
+        if !measured.is_empty() {
+            chooser.guards_measured(network, &measured, draw);
+        }
+    }
+
+    fn constraints(&self, ports: Vec<u16>) -> PathConstraints {
+        PathConstraints {
+            hops: self.hops,
+            ports,
+            overlay: OverlayKind::Onion,
+            ..PathConstraints::default()
         }
     }
 
@@ -108,12 +154,7 @@ impl Chooser {
     }
 
     fn choose(&self, usage: &path::CircuitUsage) -> Option<Vec<Relay>> {
-        let constraints = PathConstraints {
-            hops: self.hops,
-            ports: usage.ports.clone(),
-            overlay: OverlayKind::Onion,
-            ..PathConstraints::default()
-        };
+        let constraints = self.constraints(usage.ports.clone());
         let now = self.now();
         let mut state = self.state.lock();
         let State {

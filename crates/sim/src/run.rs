@@ -198,7 +198,8 @@ impl World {
     }
 
     fn add_clients(&mut self, targets: &Arc<[Node]>) {
-        let relays = self.relays.iter().map(|relay| relay.descriptor.clone());
+        let relays = self.relays.iter();
+        let relays = relays.map(|relay| (relay.node, relay.descriptor.clone()));
         let listed = Listed::of(relays, self.settings.congestion_control);
         let listed = Arc::new(listed);
         let first = self.relays.len().saturating_add(targets.len());

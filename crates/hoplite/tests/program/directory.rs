@@ -9,7 +9,7 @@ use std::{
 };
 
 use hoplite_crypto::{Certificates, Identity, Pin, Proof, SigningKey};
-use hoplite_directory::{PROOF, said_by_holder, sign_descriptor};
+use hoplite_directory::{PROOF, Store, said_by_holder, sign_descriptor};
 use hoplite_wire::{
     OnionKey,
     directory::{Descriptor, Key, Roles, SignedDescriptor, SignedList, Stage},
@@ -240,6 +240,42 @@ fn a_client_takes_its_path_from_the_list_that_two_of_three_authorities_sign() {
     let file = client_file(directory.path(), &path, &authorities.names);
     let (_client, socks, _) = started(Running::start("client", &file));
     assert_eq!(through_socks(socks, target), (0, "hello".to_owned()));
+}
+
+#[test]
+fn a_client_takes_exits_of_its_region_and_measures_them_through_its_first_relay() {
+    let directory = tempfile::tempdir().expect("directory");
+    let mut authorities = Authorities::start(directory.path(), 1, 1);
+    let lines = |n: u8| match n {
+        1 => "region = \"FR\"\noperator = \"a\"\n".to_owned(),
+        n => format!(
+            "region = \"DE-B{}\"\noperator = \"b{n}\"\n",
+            if n == 2 { 'E' } else { 'Y' }
+        ),
+    };
+    let start = |n| relay_with(directory.path(), n, &authorities, &lines(n));
+    let relays: Vec<_> = (1..=4).map(start).collect();
+    authorities.wait_for(4);
+    let file = client_file(directory.path(), "hops = 2", &authorities.names);
+    let text = fs::read_to_string(&file).expect("there") + "region = \"DE\"\n";
+    fs::write(&file, text).expect("written");
+    let (_client, socks, _) = started(Running::start("client", &file));
+    assert_eq!(through_socks(socks, target()), (0, "hello".to_owned()));
+    let kept = || {
+        let store = Store::open(&directory.path().join("directory.sqlite")).expect("opened");
+        store.candidates().expect("read")
+    };
+    let begun = std::time::Instant::now();
+    while !kept().iter().any(|exit| exit.millis.is_some()) {
+        assert!(begun.elapsed() < crate::client::PATIENCE, "{:?}", kept());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    // Two or three, as the first relay is one of them or not; never the one that is elsewhere.
+    let exits = kept();
+    assert!((2..=3).contains(&exits.len()), "{exits:?}");
+    let elsewhere: Key = relays[0].1.parse().expect("a key");
+    assert!(exits.iter().all(|exit| exit.identity != elsewhere));
+    assert_eq!(through_socks(socks, target()), (0, "hello".to_owned()));
 }
 
 #[test]

@@ -141,7 +141,7 @@ fn liar(world: &World, n: u8) -> (Running, u16) {
     let (place, metrics) = (world.place.path(), free_port());
     let file = place.join("liar.toml");
     let text = format!(
-        "listen = [\"127.{n}.0.1:0\"]\nidentity = \"liar\"\nroles = [\"ingress\"]\nmetrics.listen = \"127.0.0.1:{metrics}\"\n{}spent = \"spent of the liar\"\n",
+        "listen = [\"127.{n}.0.1:0\"]\nidentity = \"liar\"\nmetrics.listen = \"127.0.0.1:{metrics}\"\n{}spent = \"spent of the liar\"\n",
         takes("issuer.test", "true.test")
     );
     fs::write(&file, text).expect("written");
