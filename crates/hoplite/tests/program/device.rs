@@ -339,6 +339,40 @@ says up
 }
 
 #[test]
+fn a_relay_of_the_list_lets_the_device_in_by_private_tokens_of_its_issuer() {
+    succeeds(
+        r#"
+mkdir issuer kept
+printf 'listen = "127.0.0.1:8443"\n[[account]]\nname = "ann"\ntoken = "secret of ann"\n' > issuer/issuer.toml
+"$HOPLITE" issuer --config issuer/issuer.toml 2> issuer.log &
+name="$("$HOPLITE" keygen --authority --out authority)@127.0.0.1:7000"
+printf 'authorities = ["%s"]\nlisten = "127.0.0.1:7000"\ninterval = 8\nvoting = 2\nintervals = 1000\n[admission]\nprivate = true\n' "$name" > authority/directory.toml
+"$HOPLITE" directory --config authority/directory.toml 2> directory.log &
+until_true grep -q 'the issuer is up' issuer.log
+issuer_pin=$(grep -o 'sha256:[A-Za-z0-9_+/=-]*' issuer.log | head -n 1)
+python3 -c 'import ssl, urllib.request as u
+print(u.urlopen("https://127.0.0.1:8443/.well-known/private-token-issuer-directory", context=ssl._create_unverified_context()).read().decode())' > keys.json
+printf 'name = "r"\nlisten = ["127.1.0.1:4433"]\nidentity = "identity"\n[auth.private_tokens]\nissuer = "i"\norigin = "fleet"\nkeys = "keys.json"\n[directory]\npublish = ["127.0.0.1:7000"]\nevery = 1\n' > relay.toml
+"$HOPLITE" relay --config relay.toml 2> relay.log &
+is_listed() { grep -A 99 'a list is signed.*relays=1' directory.log | grep -q 'a list is published'; }
+n=0
+until is_listed; do n=$((n + 1)); [ "$n" -lt 600 ]; sleep 0.1; done
+chmod 700 kept
+printf 'hops = 1\n[directory]\nauthorities = ["%s"]\nwait = 60\ncache = "kept/cache"\n' "$name" > client.toml
+if up --wait 5 2> why; then exit 1; fi
+grep -q 'takes tokens of an issuer that you have' why
+"$HOPLITE" down
+printf '[[issuer]]\nname = "i"\naddress = "127.0.0.1:8443"\npin = "%s"\ntoken = "secret of ann"\nstock = "kept/stock"\n' "$issuer_pin" >> client.toml
+up --wait 60
+says up
+"$HOPLITE" status | grep 'private tokens for fleet: 3 left'
+[ "$(stat -c '%u %a' kept/stock)" = "$(id -u) 600" ]
+"$HOPLITE" down
+"#,
+    );
+}
+
+#[test]
 fn what_others_remove_is_made_again() {
     succeeds(
         r#"
