@@ -15,6 +15,7 @@ mod geofeed;
 mod http_server;
 mod identity;
 mod issuer;
+mod issuer_keys;
 mod keygen;
 mod listed;
 mod logs;

@@ -8,7 +8,10 @@ use hoplite_directory::{
     Client, FetchError, Heard, Refused, Store, said_by_holder, sign_descriptor, upload,
 };
 use hoplite_overlay::Direct;
-use hoplite_relay::{Config, Handle, Listed, Parts, Rekey, Relay, StartError, config::Role};
+use hoplite_relay::{
+    Config, Handle, Listed, Parts, Rekey, Relay, StartError,
+    config::{PrivateTokens, Role},
+};
 use hoplite_wire::{
     Target,
     directory::{Descriptor, Key, Ports, Roles, Source, Tokens},
@@ -21,6 +24,7 @@ use crate::{
     config::{self, directory::trust},
     directory::now,
     identity::{self, Files, Stored},
+    issuer_keys::Keeper,
     measure::testbed::{self, Ready},
     process::{self, Asked, Signals},
     say::Failure,
@@ -52,8 +56,12 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         let (tokens, told) = watch::channel(tokens_of(&loaded.config));
         let publisher = Publisher::of(&loaded.config, &handle, onion.as_ref(), (current, told))?;
         let reader = Reader::of(&loaded.config, &handle)?;
+        let (tell, said) = watch::channel(loaded.config.auth.private_tokens.clone());
+        let keeper = Keeper::new(said, &handle);
+        let reloads = Reloads { handle, path, tell };
         tokio::select! {
-            () = serve((handle, tokens), path, loaded.config.limits.drain, &mut signals) => {}
+            () = serve(reloads, loaded.config.limits.drain, &mut signals) => {}
+            () = keeper.run() => {}
             () = publish(publisher) => {}
             () = rotate(rotation) => {}
             () = read(reader) => {}
@@ -119,21 +127,22 @@ async fn read(reader: Option<Reader>) {
     }
 }
 
-/// `drain` is how long what is open may go on after the relay was told to stop. `tokens` hears which ones it takes after each reload.
-async fn serve(
-    (handle, tokens): (Handle, watch::Sender<Option<Tokens>>),
-    path: &Path,
-    drain: Duration,
-    signals: &mut Signals,
-) {
+/// A running relay, and the file that it takes what is new from.
+struct Reloads<'a> {
+    handle: Handle,
+    path: &'a Path,
+    /// Whoever fetches the issuer's keys.
+    tell: watch::Sender<Option<PrivateTokens>>,
+}
+
+/// `drain` is how long what is open may go on after the relay was told to stop.
+async fn serve(reloads: Reloads<'_>, drain: Duration, signals: &mut Signals) {
     while signals.next().await == Asked::Reload {
-        match reload(&handle, &tokens, path) {
+        match reloads.reload() {
             Ok(()) => {
-                info!(pin = %handle.pin(), "tokens, certificates and clients' regions were read again")
+                info!(pin = %reloads.handle.pin(), "tokens and certificates were read again");
             }
-            Err(failure) => {
-                error!("the old tokens, certificates and clients' regions stay: {failure}")
-            }
+            Err(failure) => error!("the old tokens and certificates stay: {failure}"),
         }
     }
     info!(
@@ -142,24 +151,21 @@ async fn serve(
     );
     let again = async { while signals.next().await == Asked::Reload {} };
     tokio::select! {
-        empty = handle.drain(drain) => if empty { info!("the relay has stopped") } else { warn!("the relay has stopped and closed tunnels that were still open") },
+        empty = reloads.handle.drain(drain) => if empty { info!("the relay has stopped") } else { warn!("the relay has stopped and closed tunnels that were still open") },
         () = again => warn!("the relay has stopped at once"),
     }
 }
 
-fn reload(
-    handle: &Handle,
-    tokens: &watch::Sender<Option<Tokens>>,
-    path: &Path,
-) -> Result<(), Failure> {
-    let config = config::relay::load(path)?.config;
-    let identity = files_of(&config).read()?;
-    handle
-        .reload_client_regions(&config.ingress)
-        .and_then(|()| handle.reload(&config.auth, Some(&identity)))
-        .map_err(|error| refused(&error))?;
-    tokens.send_replace(tokens_of(&config));
-    Ok(())
+impl Reloads<'_> {
+    fn reload(&self) -> Result<(), Failure> {
+        let config = config::relay::load(self.path)?.config;
+        let identity = files_of(&config).read()?;
+        self.handle
+            .reload(&config.auth, Some(&identity))
+            .map_err(|error| refused(&error))?;
+        self.tell.send_replace(config.auth.private_tokens);
+        Ok(())
+    }
 }
 
 fn files_of(config: &Config) -> Files {

@@ -7,7 +7,9 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    fmt, io,
+    fmt,
+    fs::File,
+    io::{self, Read},
     path::PathBuf,
     sync::{
         Arc,
@@ -46,7 +48,11 @@ use zeroize::Zeroizing;
 
 use crate::{
     client::random,
-    config::client::{self, Issuer},
+    config::{
+        self,
+        client::{self, Issuer},
+    },
+    issuer_keys::{DIRECTORY, MOST_BYTES},
     process, say,
     say::Failure,
 };
@@ -81,7 +87,9 @@ pub(crate) fn print(options: &Options, json: bool) -> Result<(), Failure> {
         let wallets = Wallets::open(&client.config, &Direct::for_tunnels(), file).await?;
         let token = match wallets.source(relay) {
             Some(source) => Some(source.take().await.map_err(|error| {
-                failed(error.to_string(), "ask the issuer's operator for more")
+                let why = wallets.trouble(relay);
+                let remedy = "see that the issuer can be reached, or ask its operator for more";
+                failed(why.unwrap_or_else(|| error.to_string()), remedy)
             })?),
             None => None,
         };
@@ -94,12 +102,10 @@ pub(crate) fn print(options: &Options, json: bool) -> Result<(), Failure> {
     })
 }
 
-/// Where an issuer publishes its keys: RFC 9578 §4.
-const DIRECTORY: &str = "/.well-known/private-token-issuer-directory";
 /// How long an issuer may take.
 const ASK_TIMEOUT: Duration = Duration::from_secs(20);
-/// Bytes of a directory of keys, and of an answer to a batch, beyond which nothing is read.
-const MOST_BYTES: usize = 64 << 10;
+/// Bytes of an account's token, beyond which nothing of its file is read.
+const MOST_ACCOUNT: usize = 16 << 10;
 /// How often an issuer is asked what it failed to give, at first; and the longest pause.
 const RETRY: Duration = Duration::from_secs(30);
 const LONGEST_RETRY: Duration = Duration::from_secs(3600);
@@ -119,7 +125,7 @@ const MOST_STANDINGS: usize = 1024;
 /// More are asked for within so many seconds of when they are wanted, so that the issuer does not see when connections are made.
 const APART: u64 = 60;
 
-/// Tokens that are not spent yet, wherever their file is.
+/// Tokens that are not spent yet, and whose account it is, wherever their files are.
 pub(crate) trait Purse: Send {
     /// As [`Stock::take`].
     fn take(&mut self, challenge: &[u8; 32]) -> io::Result<Option<PrivateToken>>;
@@ -129,31 +135,60 @@ pub(crate) trait Purse: Send {
     fn put(&mut self, tokens: &[PrivateToken]) -> io::Result<()>;
     /// As [`Stock::retain`].
     fn retain(&mut self, keys: &[[u8; 32]]) -> io::Result<()>;
+    /// What the issuer is shown, if it is in a file of its own: that of an identity provider lives for minutes, and is written anew.
+    fn account(&mut self) -> io::Result<Option<Token>>;
 }
 
-impl Purse for Stock {
+/// The files that the client's names of one issuer.
+pub(crate) struct Files {
+    pub(crate) stock: Stock,
+    pub(crate) account: Option<PathBuf>,
+}
+
+impl Purse for Files {
     fn take(&mut self, challenge: &[u8; 32]) -> io::Result<Option<PrivateToken>> {
-        Self::take(self, challenge).map_err(io::Error::other)
+        self.stock.take(challenge).map_err(io::Error::other)
     }
 
     fn count(&mut self, challenge: &[u8; 32]) -> io::Result<usize> {
-        Self::count(self, challenge).map_err(io::Error::other)
+        self.stock.count(challenge).map_err(io::Error::other)
     }
 
     fn put(&mut self, tokens: &[PrivateToken]) -> io::Result<()> {
-        Self::put(self, tokens).map_err(io::Error::other)
+        self.stock.put(tokens).map_err(io::Error::other)
     }
 
     fn retain(&mut self, keys: &[[u8; 32]]) -> io::Result<()> {
-        Self::retain(self, keys).map(drop).map_err(io::Error::other)
+        let retained = self.stock.retain(keys);
+        retained.map(drop).map_err(io::Error::other)
+    }
+
+    fn account(&mut self) -> io::Result<Option<Token>> {
+        let Some(path) = &self.account else {
+            return Ok(None);
+        };
+        let unread =
+            |why: &dyn fmt::Display| io::Error::other(format!("{}: {why}", path.display()));
+        let file = File::open(path).map_err(|error| unread(&error))?;
+        let mut text = Zeroizing::new(String::with_capacity(MOST_ACCOUNT));
+        let read = file.take(MOST_ACCOUNT as u64).read_to_string(&mut text);
+        read.map_err(|error| unread(&error))?;
+        let token = config::trimmed(std::mem::take(&mut *text));
+        token
+            .map(Some)
+            .ok_or_else(|| unread(&"there is no token in it"))
     }
 }
 
-/// The stock of an issuer in the file that the client's names.
-pub(crate) fn open(issuer: &Issuer) -> Result<Stock, Failure> {
-    Stock::open(&issuer.stock).map_err(|error| {
+/// Those of an issuer.
+pub(crate) fn open(issuer: &Issuer) -> Result<Files, Failure> {
+    let stock = Stock::open(&issuer.stock).map_err(|error| {
         let doing = format!("opening the tokens in {}", issuer.stock.display());
         Failure::new(doing, error, "then start it again")
+    })?;
+    Ok(Files {
+        stock,
+        account: issuer.token_file.clone(),
     })
 }
 
@@ -189,8 +224,9 @@ struct Wallet {
 struct Trouble {
     why: String,
     at: Instant,
-    /// How long it is left alone.
+    /// How long it is left alone, unless it is shown another account's token then.
     pause: Duration,
+    shown: Option<Token>,
 }
 
 /// A name that one or more relays take tokens for.
@@ -270,6 +306,8 @@ enum AskError {
     Key(#[from] KeyError),
     #[error("the tokens' file: {0}")]
     Purse(io::Error),
+    #[error("the account's token cannot be read: {0}")]
+    Account(io::Error),
     #[error("it has not answered in time")]
     TimedOut,
     #[error("the names that its tokens are for are too long")]
@@ -342,6 +380,17 @@ impl Wallets {
             origin,
             listed: (!of_file).then(listed),
         }))
+    }
+
+    /// Why the issuer of this relay's tokens last gave none.
+    fn trouble(&self, relay: &client::Relay) -> Option<String> {
+        let named = relay.issuer.as_deref()?;
+        let wallet = self.0.iter().find(|it| it.issuer.name == named)?;
+        let trouble = wallet.trouble.lock();
+        let why = &trouble.as_ref()?.why;
+        Some(format!(
+            "none is left, and issuer {named} gives no more: {why}"
+        ))
     }
 
     /// What is left for each name.
@@ -560,19 +609,38 @@ impl Wallet {
             self.low.notified().await;
             sleep(Duration::from_secs(random(APART))).await;
             while self.fill(&self.asking.lock().await).await.is_err() {
-                let pause = self.trouble.lock().as_ref().map(|trouble| trouble.pause);
-                sleep(pause.unwrap_or(RETRY)).await;
+                sleep(RETRY).await;
+                while self.is_in_trouble() {
+                    sleep(RETRY).await;
+                }
             }
         }
+    }
+
+    /// Whether the issuer is left alone, since it would give nothing now either.
+    fn is_in_trouble(&self) -> bool {
+        let trouble = self.trouble.lock();
+        let Some(trouble) = trouble.as_ref() else {
+            return false;
+        };
+        let same = || {
+            let shown = self.account().ok().flatten();
+            shown.as_ref().map(Token::reveal) == trouble.shown.as_ref().map(Token::reveal)
+        };
+        trouble.at.elapsed() < trouble.pause && same()
+    }
+
+    /// What the issuer is shown, as it is now.
+    fn account(&self) -> Result<Option<Token>, AskError> {
+        let read = self.purse.lock().account().map_err(AskError::Account)?;
+        Ok(read.or_else(|| self.issuer.token.clone()))
     }
 
     /// Somebody waits for a token for this name.
     async fn fill_for(&self, origin: &Origin) {
         let asking = self.asking.lock().await;
-        let lately = |trouble: &Trouble| trouble.at.elapsed() < trouble.pause;
-        let has_failed = self.trouble.lock().as_ref().is_some_and(lately);
         let left = self.purse.lock().count(&origin.challenge);
-        if has_failed || left.is_ok_and(|left| left > 0) {
+        if self.is_in_trouble() || left.is_ok_and(|left| left > 0) {
             return;
         }
         self.of(origin, |kept| kept.low = true);
@@ -583,6 +651,7 @@ impl Wallet {
 
     /// Asks for what is missing of each name, and notes how that went.
     async fn fill(&self, _asking: &sync::MutexGuard<'_, ()>) -> Result<(), AskError> {
+        let shown = self.account().ok().flatten();
         let filled = self.ask_for_missing().await;
         let mut trouble = self.trouble.lock();
         let last = trouble.take();
@@ -593,6 +662,7 @@ impl Wallet {
                 why: why.to_string(),
                 at: Instant::now(),
                 pause: pause.min(LONGEST_RETRY),
+                shown,
             });
         }
         filled
@@ -693,7 +763,11 @@ impl Wallet {
             .max_buf_size(MOST_BYTES)
             .handshake(TokioIo::new(stream))
             .await?;
-        let request = request(method, path, &self.issuer, body);
+        let account = match body {
+            Some(_) => self.account()?,
+            None => None,
+        };
+        let request = request((method, path), address, account.as_ref(), body);
         let asked = async {
             let response = sender.send_request(request).await?;
             let status = response.status();
@@ -717,18 +791,17 @@ impl Wallet {
 }
 
 fn request(
-    method: Method,
-    path: &str,
-    issuer: &Issuer,
+    (method, path): (Method, &str),
+    address: &Target,
+    account: Option<&Token>,
     body: Option<Bytes>,
 ) -> Request<Full<Bytes>> {
-    let account = issuer.token.as_ref().filter(|_| body.is_some());
     let mut request = Request::new(Full::new(body.unwrap_or_default()));
     *request.method_mut() = method;
     // What an issuer gives as its path may be none: then it is asked at its root, and says so.
     *request.uri_mut() = path.parse().unwrap_or_default();
     let fields = request.headers_mut();
-    if let Ok(host) = issuer.address.to_string().parse() {
+    if let Ok(host) = address.to_string().parse() {
         fields.insert(header::HOST, host);
     }
     fields.insert(

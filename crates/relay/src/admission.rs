@@ -5,6 +5,7 @@
 use std::{
     collections::VecDeque,
     fmt,
+    io::ErrorKind,
     path::Path,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -34,7 +35,7 @@ const REMEMBERED: usize = 65_536;
 /// The tokens that are accepted.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    tokens: Option<Tokens>,
+    tokens: Option<Arc<Tokens>>,
     private: Option<Private>,
 }
 
@@ -77,10 +78,11 @@ struct Shown {
 /// Tokens that nobody can link, each for one connection. RFC 9577.
 #[derive(Debug)]
 struct Private {
+    config: PrivateTokens,
     verifier: Verifier,
     spent: SpentTokens,
-    again: Again,
-    unchecked: Bucket,
+    again: Arc<Again>,
+    unchecked: Arc<Bucket>,
     metrics: Arc<Metrics>,
 }
 
@@ -102,11 +104,26 @@ impl Admission {
             .iter()
             .map(|entry| entry.read().map(|text| Token::new(text.to_string())))
             .collect::<Result<_, _>>()?;
-        let tokens = (!tokens.is_empty()).then(|| Tokens::new(&tokens));
+        let tokens = (!tokens.is_empty()).then(|| Arc::new(Tokens::new(&tokens)));
         let private = auth.private_tokens.as_ref();
         let private = private.map(|config| Private::new(config, metrics));
         let private = private.transpose()?;
         Ok(Self { tokens, private })
+    }
+
+    /// The same with other keys of the issuer of private tokens. None where none are taken, or they are what it has.
+    ///
+    /// # Errors
+    /// What is spent cannot be read or used.
+    pub(crate) fn with_keys(&self, keys: &KeyDirectory) -> Result<Option<Self>, ConfigError> {
+        let private = self.private.as_ref();
+        let Some(private) = private.filter(|private| private.verifier.keys() != keys) else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            tokens: self.tokens.clone(),
+            private: Some(private.with_keys(keys.clone())?),
+        }))
     }
 
     /// Whether nobody needs a token.
@@ -136,7 +153,7 @@ impl Admission {
         let mut shown = None;
         for value in values {
             let credential = credential(value);
-            let bearer = credential.as_deref().zip(self.tokens.as_ref());
+            let bearer = credential.as_deref().zip(self.tokens.as_deref());
             if let Some(index) = bearer.and_then(|(text, tokens)| tokens.find(text)) {
                 return Ok(AdmittedClient::Holder(index));
             }
@@ -153,13 +170,31 @@ impl Admission {
 
 impl Private {
     fn new(config: &PrivateTokens, metrics: &Arc<Metrics>) -> Result<Self, ConfigError> {
-        let keys = std::fs::read_to_string(&config.keys);
-        let wrong = |key, why: &dyn fmt::Display, file: &Path| {
-            ConfigError::new(key, format!("{}: {why}", file.display()))
+        let again = Again {
+            lasts: config.again,
+            until: Mutex::default(),
         };
-        let unread = |why: &dyn fmt::Display| wrong("auth.private_tokens.keys", why, &config.keys);
-        let keys = keys.map_err(|error| unread(&error))?;
-        let keys = KeyDirectory::parse(&keys).map_err(|error| unread(&error))?;
+        let unchecked = Bucket::per_second(config.unchecked);
+        Self::of(
+            config,
+            keys(config)?,
+            (again.into(), unchecked.into()),
+            metrics,
+        )
+    }
+
+    /// What was spent is opened anew: when it may forget a token is told by the keys.
+    fn with_keys(&self, keys: KeyDirectory) -> Result<Self, ConfigError> {
+        let kept = (Arc::clone(&self.again), Arc::clone(&self.unchecked));
+        Self::of(&self.config, keys, kept, &self.metrics)
+    }
+
+    fn of(
+        config: &PrivateTokens,
+        keys: KeyDirectory,
+        (again, unchecked): (Arc<Again>, Arc<Bucket>),
+        metrics: &Arc<Metrics>,
+    ) -> Result<Self, ConfigError> {
         let options = options(config, metrics);
         let spent = if let Some(store) = &config.store {
             SpentTokens::share(store.read()?, &keys, store.connections, options)
@@ -171,15 +206,13 @@ impl Private {
         };
         let verifier = Verifier::new(&config.issuer, &config.origin, keys);
         Ok(Self {
+            config: config.clone(),
             verifier: verifier.map_err(|error| {
                 ConfigError::new("auth.private_tokens.issuer", error.to_string())
             })?,
             spent,
-            again: Again {
-                lasts: config.again,
-                until: Mutex::default(),
-            },
-            unchecked: Bucket::per_second(config.unchecked),
+            again,
+            unchecked,
             metrics: Arc::clone(metrics),
         })
     }
@@ -229,6 +262,22 @@ impl Private {
     }
 }
 
+/// The issuer's keys as the file has them: none yet, if they are still to be fetched.
+fn keys(config: &PrivateTokens) -> Result<KeyDirectory, ConfigError> {
+    let unread = |why: &dyn fmt::Display| wrong("auth.private_tokens.keys", why, &config.keys);
+    let text = match std::fs::read_to_string(&config.keys) {
+        Err(error) if error.kind() == ErrorKind::NotFound && config.directory.is_some() => {
+            return Ok(KeyDirectory::default());
+        }
+        text => text.map_err(|error| unread(&error))?,
+    };
+    KeyDirectory::parse(&text).map_err(|error| unread(&error))
+}
+
+fn wrong(key: &'static str, why: &dyn fmt::Display, file: &Path) -> ConfigError {
+    ConfigError::new(key, format!("{}: {why}", file.display()))
+}
+
 /// What the store of spent tokens is told, and tells: the beginning and the end of an outage, not each of its tokens.
 fn options(config: &PrivateTokens, metrics: &Arc<Metrics>) -> SpentOptions {
     let (up, unchecked) = (metrics.spent_store_up.clone(), config.unchecked);
@@ -270,7 +319,8 @@ impl Again {
     }
 }
 
-fn unix_time() -> u64 {
+/// Seconds since 1970.
+pub(crate) fn unix_time() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.as_ref().map_or(0, Duration::as_secs)
 }

@@ -4,6 +4,7 @@
 
 use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
+use hoplite_crypto::Pin;
 use hoplite_tokens::SpentOptions;
 use hoplite_wire::{
     Target,
@@ -130,6 +131,18 @@ pub struct PrivateTokens {
     pub origin: String,
     /// A file with the issuer's directory of keys (RFC 9578 §4); read again when the relay is told to reload.
     pub keys: PathBuf,
+    /// Where the issuer publishes it: whoever runs the relay fetches it from there, and keeps it in that file, which need not be there at first.
+    #[serde(default)]
+    pub directory: Option<String>,
+    /// The digest of the public key that the issuer shows there; without one its certificate must be signed by a public authority.
+    #[serde(default, deserialize_with = "hoplite_config::parsed_option")]
+    pub pin: Option<Pin>,
+    /// After how many seconds at most it is fetched again.
+    #[serde(
+        default = "PrivateTokens::default_refresh",
+        deserialize_with = "hoplite_config::seconds"
+    )]
+    pub refresh: Duration,
     /// The file of the tokens that are spent, for relays of one host; `spent.sqlite` unless there is a `store`.
     #[serde(default)]
     pub spent: Option<PathBuf>,
@@ -154,6 +167,10 @@ pub struct PrivateTokens {
 }
 
 impl PrivateTokens {
+    const fn default_refresh() -> Duration {
+        Duration::from_secs(24 * 3600)
+    }
+
     fn default_deadline() -> Duration {
         SpentOptions::default().deadline
     }
@@ -177,6 +194,20 @@ impl PrivateTokens {
                 let problem = "expected a name of 1 to 255 characters without a comma";
                 return Err(ConfigError::new(key, problem));
             }
+        }
+        let address = self.directory.as_deref();
+        if address.is_some_and(|address| !address.starts_with("https://")) {
+            let problem = "expected the https:// address of the issuer";
+            return Err(ConfigError::new("auth.private_tokens.directory", problem));
+        }
+        if address.is_none() && self.pin.is_some() {
+            let problem = "nothing is fetched without `directory`: add it, or take this key away";
+            return Err(ConfigError::new("auth.private_tokens.pin", problem));
+        }
+        // A key is published for an hour at least before it is used.
+        if !(Duration::from_secs(1)..=Duration::from_secs(604_800)).contains(&self.refresh) {
+            let problem = "expected 1 to 604800 seconds";
+            return Err(ConfigError::new("auth.private_tokens.refresh", problem));
         }
         if self.store.is_some() && self.spent.is_some() {
             let problem = "what is spent is in this file or with the server of `store`: take one of the two keys away";

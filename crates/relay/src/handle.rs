@@ -14,11 +14,12 @@ use std::{
 use arc_swap::{ArcSwap, ArcSwapOption};
 use hoplite_crypto::{Certificates, Identity, IdentityError, Pin, onion::OnionKeys};
 use hoplite_quic::{Hooks, Watch, server::Secrets};
+use hoplite_tokens::KeyDirectory;
 use hoplite_wire::OnionKey;
 use tokio::sync::{mpsc, watch};
 
 use crate::{
-    admission::Admission,
+    admission::{Admission, unix_time},
     config::{Auth, Config, ConfigError, Ingress, Limits},
     egress::Egress,
     host_addresses::HostAddresses,
@@ -67,6 +68,39 @@ impl Rekey {
     /// From now on circuits are made with these keys; those that are there go on.
     pub fn replace(&self, keys: OnionKeys) {
         self.0.set_keys(keys);
+    }
+}
+
+/// Gives a running relay the keys of the issuer whose private tokens it takes.
+#[derive(Clone)]
+pub struct IssuerKeys(Arc<Shared>);
+
+impl fmt::Debug for IssuerKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("IssuerKeys")
+    }
+}
+
+impl IssuerKeys {
+    /// From now on tokens are verified with these keys, which were fetched now: what else the relay takes stays as it is. True if they are others than
+    /// before.
+    ///
+    /// # Errors
+    /// What is spent cannot be read or used; the old keys stay.
+    pub fn replace(&self, keys: &KeyDirectory) -> Result<bool, ConfigError> {
+        let admission = self.0.admission.load();
+        let changed = admission.with_keys(keys)?;
+        self.0.metrics.issuer_keys_fetched(unix_time());
+        let Some(changed) = changed else {
+            return Ok(false);
+        };
+        self.0.admission.store(Arc::new(changed));
+        Ok(true)
+    }
+
+    /// They could not be fetched, or not be used.
+    pub fn failed(&self) {
+        self.0.metrics.issuer_keys_failures.inc();
     }
 }
 
@@ -201,6 +235,11 @@ impl Handle {
     /// What changes its onion keys, if it serves circuits.
     pub fn rekey(&self) -> Option<Rekey> {
         self.shared.onion.clone().map(Rekey)
+    }
+
+    /// What takes the keys of the issuer of private tokens, whether it takes such tokens or not yet.
+    pub fn issuer_keys(&self) -> IssuerKeys {
+        IssuerKeys(Arc::clone(&self.shared))
     }
 
     /// What was counted.

@@ -26,6 +26,6 @@ mod serve;
 
 pub use client_regions::ClientRegions;
 pub use config::{Config, ConfigError};
-pub use handle::{Handle, Parts, Rekey, Relay, StartError};
+pub use handle::{Handle, IssuerKeys, Parts, Rekey, Relay, StartError};
 pub use onion::{Circuits, Listed};
 pub use policy::{Rule, RuleError};

@@ -71,6 +71,9 @@ pub struct Metrics {
     spent_store_failures: Family<CauseLabel, Count>,
     /// Private tokens that were let in although nobody knew whether they are spent.
     pub(crate) tokens_unchecked: Count,
+    issuer_keys_fetched: Level,
+    /// Times that the issuer's keys could not be fetched.
+    pub(crate) issuer_keys_failures: Count,
     limit_refusals: Family<LimitLabels, Count>,
     /// What HTTP/3 sessions count for themselves.
     pub(crate) sessions: Arc<hoplite_http::h3::Counters>,
@@ -240,6 +243,14 @@ impl Metrics {
                 "tokens_unchecked",
                 "Tokens that admitted although nobody knew whether they are spent",
             ),
+            issuer_keys_fetched: r.level(
+                "issuer_keys_fetched_seconds",
+                "When the keys of the issuer of private tokens were fetched, in seconds since 1970; 0 is never",
+            ),
+            issuer_keys_failures: r.count(
+                "issuer_keys_failures",
+                "Times that the keys of the issuer of private tokens could not be fetched or used",
+            ),
             policy_refusals: r.count("policy_refusals", "Targets refused by the policy"),
             limit_refusals: r.family("limit_refusals", "Connections and requests above a limit"),
             resolve: r.times("resolve", "Time that names took to resolve"),
@@ -288,6 +299,12 @@ impl Metrics {
         self.token_refusals
             .get_or_create(&CauseLabel { cause })
             .inc();
+    }
+
+    /// Notes when the issuer's keys were fetched.
+    pub(crate) fn issuer_keys_fetched(&self, now: u64) {
+        let now = i64::try_from(now).unwrap_or(i64::MAX);
+        self.issuer_keys_fetched.set(now);
     }
 
     /// Counts a token that the store of spent tokens has not marked, as far as is known.

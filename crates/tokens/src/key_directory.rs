@@ -18,7 +18,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 const MOST_KEYS: usize = 4;
 
 /// An issuer's keys, the preferred first.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct KeyDirectory {
     /// Where tokens are asked for, as seen from the directory.
     pub request_uri: String,

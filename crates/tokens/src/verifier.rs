@@ -53,6 +53,11 @@ impl Verifier {
         &self.digest
     }
 
+    /// The issuer's keys.
+    pub fn keys(&self) -> &KeyDirectory {
+        &self.keys
+    }
+
     /// What a client without a token is told: the value of `WWW-Authenticate` or `Proxy-Authenticate`. None while no key is in use.
     pub fn challenge(&self, now: u64) -> Option<String> {
         let key = self.keys.current(now)?;

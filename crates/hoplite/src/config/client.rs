@@ -67,6 +67,8 @@ pub(crate) fn read(document: &Document) -> Result<Client, Failure> {
             Ok(token) => issuer.token = token,
             Err(complaint) => complaints.push(complaint),
         }
+        let file = issuer.token_file.as_ref();
+        issuer.token_file = file.map(|file| super::beside(document.path(), file));
     }
     let (token, relays) = with_tokens(&config, document, &mut complaints);
     if complaints.is_empty() {

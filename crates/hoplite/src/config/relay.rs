@@ -5,7 +5,10 @@ use std::path::Path;
 use hoplite_relay::config::{Config, ConfigError, LinkKind};
 
 use super::{Document, directory};
-use crate::say::{Complaint, Failure};
+use crate::{
+    fetch,
+    say::{Complaint, Failure},
+};
 
 /// A file that was read and checked.
 #[derive(Clone, Debug)]
@@ -48,6 +51,12 @@ pub(crate) fn read(document: &Document) -> Result<Relay, Failure> {
             .map_err(|error| vec![complaint(document, &error)])?;
     }
     let private = config.auth.private_tokens.as_ref();
+    let directory = private.and_then(|private| private.directory.as_deref());
+    if directory.is_some_and(|address| !fetch::is_address(address)) {
+        let problem = "expected the https:// address of the issuer, with a host";
+        let error = ConfigError::new("auth.private_tokens.directory", problem);
+        return Err(vec![complaint(document, &error)].into());
+    }
     if let Some(store) = private.and_then(|private| private.store.as_ref()) {
         let read = store.read();
         read.map_err(|error| vec![complaint(document, &error)])?;

@@ -903,6 +903,18 @@ fn what_is_wrong_with_a_relays_store_of_spent_tokens_is_told_by_line_and_key_wit
             "store = \"redis://:secret@host\"",
             "auth.private_tokens.store",
         ),
+#[test]
+fn a_relay_is_told_where_exactly_its_issuers_keys_have_no_address() {
+    let start = "listen = [\"127.0.0.1:1\"]\n[auth.private_tokens]\nissuer = \"i\"\norigin = \"o\"\nkeys = \"k\"\n";
+    for address in ["https://", "https://a:b@host/", "ftp://host"] {
+        let text = format!("{start}directory = \"{address}\"\n");
+        let told = relay::read(&document(&text).expect("valid"));
+        let told = told.expect_err("wrong").to_string();
+        let place = told.contains("auth.private_tokens.directory") && told.contains(":6");
+        assert!(place, "{address}: {told}");
+    }
+}
+
         (
             "store = { url = [\"secret\"] }",
             "auth.private_tokens.store.url",

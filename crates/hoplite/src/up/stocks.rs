@@ -1,9 +1,9 @@
 //! Private tokens for the process that carries traffic, which may not read their files: it asks the other one for each, over a pair of sockets like
 //! that of the marks, and gives it new ones to keep. A token has left its file before it is handed over, so none is shown twice whoever is killed.
-//! Whoever takes the worker over can spend the tokens, and put as many as there is room for.
+//! Whoever takes the worker over can spend the tokens, put as many as there is room for, and show the issuer whose account it is.
 //!
-//! A message is a line of words. Question: `take`, `count`, `put` or `retain`, the issuer's place in the user's file, then a challenge, tokens or ids of
-//! keys. Answer: `token` with one, `none`, `count` with a number, `done`, or `failed` and why.
+//! A message is a line of words. Question: `take`, `count`, `put`, `retain` or `account`, the issuer's place in the user's file, then a challenge, tokens or
+//! ids of keys. Answer: `token` with one, `account` with its, `none`, `count` with a number, `done`, or `failed` and why.
 
 use std::{
     io::{self, Write},
@@ -12,7 +12,7 @@ use std::{
 };
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use hoplite_tokens::Stock;
+use hoplite_crypto::Token;
 use hoplite_wire::privacy_pass::PrivateToken;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use zeroize::Zeroizing;
@@ -21,7 +21,7 @@ use super::apart::pair;
 use crate::{
     config::client::Issuer,
     say::Failure,
-    wallet::{self, Purse},
+    wallet::{self, Files, Purse},
 };
 
 /// Bytes of a message: as many tokens as a file may ask for at once have room in it.
@@ -46,7 +46,7 @@ pub(super) fn serve(issuers: &[Issuer]) -> Result<OwnedFd, Failure> {
     Ok(theirs)
 }
 
-fn answer_all(socket: &OwnedFd, mut stocks: Vec<Stock>) {
+fn answer_all(socket: &OwnedFd, mut stocks: Vec<Files>) {
     let mut asked = Zeroizing::new(vec![0; MAX_MESSAGE]);
     while let Some(question) = received(socket, &mut asked) {
         let answered = answer(question, &mut stocks);
@@ -65,7 +65,7 @@ fn received<'a>(socket: &OwnedFd, into: &'a mut [u8]) -> Option<&'a str> {
     std::str::from_utf8(message).ok()
 }
 
-fn answer(question: &str, stocks: &mut [Stock]) -> Result<Zeroizing<String>, String> {
+fn answer(question: &str, stocks: &mut [Files]) -> Result<Zeroizing<String>, String> {
     let told = |error: io::Error| error.to_string();
     let mut words = question.split(' ');
     let what = words.next().unwrap_or_default();
@@ -91,7 +91,7 @@ fn answer(question: &str, stocks: &mut [Stock]) -> Result<Zeroizing<String>, Str
             let tokens: Vec<_> = tokens
                 .collect::<Result<_, _>>()
                 .map_err(|_| "that is no token")?;
-            let total = stock.total().map_err(|error| error.to_string())?;
+            let total = stock.stock.total().map_err(|error| error.to_string())?;
             if total.saturating_add(tokens.len()) > MOST {
                 return Err("there are too many already".into());
             }
@@ -105,6 +105,10 @@ fn answer(question: &str, stocks: &mut [Stock]) -> Result<Zeroizing<String>, Str
             Purse::retain(stock, &keys).map_err(told)?;
             "done".into()
         }
+        "account" => match stock.account().map_err(told)? {
+            Some(token) => format!("account {}", token.reveal()),
+            None => "none".into(),
+        },
         _ => return Err("that is no question".into()),
     };
     Ok(Zeroizing::new(said))
@@ -187,6 +191,16 @@ impl Purse for Elsewhere {
     fn retain(&mut self, keys: &[[u8; 32]]) -> io::Result<()> {
         self.ask("retain", keys.iter().map(text), done)
     }
+
+    fn account(&mut self) -> io::Result<Option<Token>> {
+        self.ask("account", std::iter::empty(), |answer| {
+            if answer == "none" {
+                return Some(None);
+            }
+            let token = answer.strip_prefix("account ")?;
+            Some(Some(Token::new(token.to_owned())))
+        })
+    }
 }
 
 fn done(answer: &str) -> Option<()> {
@@ -195,6 +209,7 @@ fn done(answer: &str) -> Option<()> {
 
 #[cfg(test)]
 mod tests {
+    use hoplite_tokens::Stock;
     use hoplite_wire::privacy_pass::SIGNATURE_LEN;
 
     use super::*;
@@ -204,11 +219,33 @@ mod tests {
         PrivateToken::new(&signed, &[0; SIGNATURE_LEN])
     }
 
+    fn files(place: &tempfile::TempDir) -> Files {
+        Files {
+            stock: Stock::open(&place.path().join("stock")).expect("opens"),
+            account: Some(place.path().join("account")),
+        }
+    }
+
     fn served(place: &tempfile::TempDir) -> OwnedFd {
-        let stock = Stock::open(&place.path().join("stock")).expect("opens");
+        let stock = files(place);
         let (ours, theirs) = pair().expect("sockets");
         thread::spawn(move || answer_all(&ours, vec![stock]));
         theirs
+    }
+
+    #[test]
+    fn the_other_process_has_the_accounts_token_as_its_file_is_now() {
+        let place = tempfile::tempdir().expect("a directory");
+        let mut stock = Elsewhere::new(served(&place), 0);
+        let told = stock.account().expect_err("no file");
+        assert!(told.to_string().contains("account: No such file"), "{told}");
+        for written in [" a.b.c\n", "another one"] {
+            std::fs::write(place.path().join("account"), written).expect("written");
+            let shown = stock.account().expect("read").expect("there");
+            assert_eq!(shown.reveal(), written.trim());
+        }
+        std::fs::write(place.path().join("account"), "\n").expect("written");
+        stock.account().expect_err("none in it");
     }
 
     #[test]
@@ -235,7 +272,7 @@ mod tests {
     fn what_is_no_question_is_refused_and_no_disk_is_filled() {
         let place = tempfile::tempdir().expect("a directory");
         let socket = served(&place);
-        let mut stocks = [Stock::open(&place.path().join("stock")).expect("opens")];
+        let mut stocks = [files(&place)];
         for wrong in [
             "",
             "take",

@@ -9,6 +9,7 @@ mod demo;
 mod device;
 mod directory;
 mod hostile;
+mod issuer_keys;
 mod issuers;
 mod listed;
 mod namespaces;

@@ -5,7 +5,10 @@ use std::{
     fs,
     io::{Read, Write},
     net::{SocketAddr, TcpListener},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -23,11 +26,14 @@ use serde_json::{Value, json};
 use crate::tokens::{Answer, Issuer, requests};
 
 /// What is at which path.
-type Documents = Vec<(String, String)>;
+pub(crate) type Documents = Vec<(String, String)>;
 
 /// A provider: its documents by path, or nothing while it is down.
-struct Provider {
-    address: SocketAddr,
+pub(crate) struct Provider {
+    pub(crate) address: SocketAddr,
+    pub(crate) pin: String,
+    /// How often somebody came.
+    pub(crate) visits: Arc<AtomicUsize>,
     certificate: String,
     served: Arc<Mutex<Option<Documents>>>,
 }
@@ -68,15 +74,18 @@ fn encoded(bytes: impl AsRef<[u8]>) -> String {
 }
 
 impl Provider {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let made = Identity::generate(&["127.0.0.1".to_owned()]).expect("an identity");
         let identity = Identity::from_pem(made.certificate.as_bytes(), made.key.as_bytes());
-        let certificates = Certificates::new(&identity.expect("an identity")).expect("its own");
+        let identity = identity.expect("an identity");
+        let certificates = Certificates::new(&identity).expect("its own");
         let tls = Arc::new(server_tls(certificates, &[ALPN_HTTP1]).expect("a configuration"));
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("bound");
         let served = Arc::new(Mutex::new(None));
         let documents = Arc::clone(&served);
+        let visits = Arc::new(AtomicUsize::new(0));
+        let visited = Arc::clone(&visits);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let current: Option<Documents> = documents.lock().expect("held").clone();
@@ -85,10 +94,13 @@ impl Provider {
                 if let Some(documents) = current {
                     answer(StreamOwned::new(connection, stream), &documents);
                 }
+                visited.fetch_add(1, Ordering::Relaxed);
             }
         });
         Self {
             address,
+            pin: identity.pin().to_string(),
+            visits,
             certificate: made.certificate.clone(),
             served,
         }
@@ -112,7 +124,7 @@ impl Provider {
         ]));
     }
 
-    fn set(&self, documents: Option<Documents>) {
+    pub(crate) fn set(&self, documents: Option<Documents>) {
         *self.served.lock().expect("held") = documents;
     }
 

@@ -25,7 +25,7 @@ use crate::{
     common::{Running, value},
 };
 
-const DIRECTORY: &str = "/.well-known/private-token-issuer-directory";
+pub(crate) const DIRECTORY: &str = "/.well-known/private-token-issuer-directory";
 const NOW: u64 = u64::MAX / 2;
 
 /// A running issuer, and what clients know of it.
@@ -99,7 +99,7 @@ impl Issuer {
 }
 
 /// Asks whoever is there, and has this key, by HTTP/1.1 over TLS.
-fn ask((listen, pin): (&str, &str), what: &str, fields: &str, body: &[u8]) -> Answer {
+pub(crate) fn ask((listen, pin): (&str, &str), what: &str, fields: &str, body: &[u8]) -> Answer {
     let trust = Trust::Pins(vec![pin.parse().expect("a pin")]);
     let tls = client_tls(&trust, &[ALPN_HTTP1]).expect("a configuration");
     let name = ServerName::try_from("localhost").expect("a name");
@@ -136,7 +136,7 @@ fn file(accounts: &str) -> String {
     format!("listen = \"127.0.0.1:0\"\nlimits.batch = 32\n{accounts}")
 }
 
-fn write(place: &Path, name: &str, text: &str) -> PathBuf {
+pub(crate) fn write(place: &Path, name: &str, text: &str) -> PathBuf {
     let path = place.join(name);
     fs::write(&path, text).expect("written");
     path

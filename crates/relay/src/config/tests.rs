@@ -354,6 +354,16 @@ fn what_is_spent_is_in_a_file_or_with_a_server_whose_password_is_never_told() {
             format!("store = {{ url = \"{url}\", connections = 0 }}"),
             "auth.private_tokens.store.connections",
         ),
+        (
+            "directory = \"http://i\"".into(),
+            "auth.private_tokens.directory",
+        ),
+        (
+            "pin = \"sha256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\"".into(),
+            "auth.private_tokens.pin",
+        ),
+        ("refresh = 0".into(), "auth.private_tokens.refresh"),
+        ("refresh = 604801".into(), "auth.private_tokens.refresh"),
         ("deadline = 0".into(), "auth.private_tokens.deadline"),
         ("queue = 0".into(), "auth.private_tokens.queue"),
     ] {

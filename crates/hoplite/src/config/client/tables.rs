@@ -77,7 +77,7 @@ pub(crate) struct Issuer {
     /// Shown to it, and to no relay: whose account it is.
     #[serde(default, deserialize_with = "config::token")]
     pub(crate) token: Option<Token>,
-    /// A file that holds it.
+    /// A file that holds it, which is read again whenever it is shown.
     #[serde(default)]
     pub(crate) token_file: Option<PathBuf>,
     /// The file of the tokens that are not spent yet.
