@@ -1,6 +1,6 @@
 //! `hoplite issuer`: gives the holders of accounts tokens for relays, without learning which they are, and never sees a relay. Attester and issuer of
 //! RFC 9576 in one. HTTPS with HTTP/1.1: `/.well-known/private-token-issuer-directory` (RFC 9578 §4) and `/token-request` (§6; batches by
-//! draft-ietf-privacypass-batched-tokens-08). What it grants and what it signs with is decided in `hoplite_tokens::Issuer`.
+//! draft-ietf-privacypass-batched-tokens-08), and, if its file says so, a page for people (`page`). What it grants and what it signs with is decided in `hoplite_tokens::Issuer`.
 
 use std::{
     borrow::Cow, convert::Infallible, fmt, net::IpAddr, path::Path, sync::Arc, time::Duration,
@@ -35,13 +35,17 @@ use crate::{
     directory::now,
     http_server::{Client, Place, Places, Rate, Rates, Watched, client},
     identity::{self, Files},
+    issuer_keys::DIRECTORY,
     openid::{Provider, Unknown},
     process::{self, Asked, Signals},
     say::Failure,
 };
 
-/// Where its keys are (RFC 9578 §4), and where tokens are asked for.
-const DIRECTORY: &str = "/.well-known/private-token-issuer-directory";
+mod page;
+
+use page::Page;
+
+/// Where tokens are asked for.
 const TOKEN_REQUEST: &str = "/token-request";
 /// Bytes of a request's head: a bearer of a provider has some thousands, and a third more as the password of Basic.
 const HEAD_SIZE: usize = 16_384;
@@ -66,6 +70,8 @@ struct Server {
     /// Whose bearers are taken beside them.
     provider: ArcSwapOption<Provider>,
     replaced: Notify,
+    /// For people, if the file says so.
+    page: ArcSwapOption<Page>,
     requests: Mutex<Rates>,
     failures: Mutex<Rates>,
     signers: Semaphore,
@@ -191,6 +197,8 @@ const fn refusal(status: StatusCode, why: &'static str) -> Refusal {
     }
 }
 
+const NO_DOCUMENT: Refusal = refusal(StatusCode::NOT_FOUND, "there is no such document");
+
 /// What is answered, of which media type.
 type Answered = (&'static str, Bytes);
 
@@ -210,12 +218,15 @@ async fn answer(
             StatusCode::METHOD_NOT_ALLOWED,
             "the directory is for GET, /token-request for POST",
         )),
-        _ => Err(refusal(StatusCode::NOT_FOUND, "there is no such document")),
+        (&Method::GET | &Method::HEAD, path) => server.page(path),
+        _ => Err(NO_DOCUMENT),
     };
-    Ok(match answered {
+    let mut response = match answered {
         Ok((kind, body)) => given(kind, body),
         Err(refusal) => refused(refusal),
-    })
+    };
+    page::guard(response.headers_mut());
+    Ok(response)
 }
 
 fn given(kind: &'static str, body: Bytes) -> Response<Full<Bytes>> {
@@ -309,6 +320,7 @@ impl Server {
             accounts: ArcSwap::from_pointee(Accounts::new(config)),
             provider: ArcSwapOption::new(provider_of(config, None)?),
             replaced: Notify::new(),
+            page: ArcSwapOption::new(page_of(config)),
             requests: rates(limits.requests, limits.requests_per_client),
             failures: rates(limits.requests, limits.failures_per_client),
             signers: Semaphore::new(signers.min(Semaphore::MAX_PERMITS)),
@@ -320,6 +332,12 @@ impl Server {
     fn directory(&self) -> Answered {
         let directory = self.issuer.lock().directory(TOKEN_REQUEST, now());
         (DIRECTORY_TYPE, directory.to_json().into())
+    }
+
+    fn page(&self, path: &str) -> Result<Answered, Refusal> {
+        let page = self.page.load();
+        let document = page.as_ref().and_then(|page| page.document(path));
+        document.ok_or(NO_DOCUMENT)
     }
 
     /// Tokens for the account that is shown, as many as it may still have today.
@@ -482,6 +500,7 @@ impl Server {
                 self.accounts.store(Arc::new(Accounts::new(&config)));
                 self.provider.store(provider);
                 self.replaced.notify_one();
+                self.page.store(page_of(&config));
                 info!(
                     accounts = config.account.len(),
                     "the accounts were read again"
@@ -528,6 +547,10 @@ fn credential(fields: &HeaderMap) -> Option<Zeroizing<Vec<u8>>> {
     let pair = Zeroizing::new(STANDARD.decode(shown.trim_ascii()).ok()?);
     let colon = pair.iter().position(|byte| *byte == b':')?;
     Some(Zeroizing::new(pair.split_at(colon + 1).1.to_vec()))
+}
+
+fn page_of(config: &Config) -> Option<Arc<Page>> {
+    config.page.as_ref().map(|page| Arc::new(Page::new(page)))
 }
 
 fn provider_of(

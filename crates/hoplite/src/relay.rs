@@ -53,12 +53,17 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         tell(&handle);
         let rotation = rotation(&loaded.config, onion.as_ref(), &handle)?;
         let current = rotation.as_ref().map(Rotation::watch);
-        let (tokens, told) = watch::channel(tokens_of(&loaded.config));
+        let (publish_tokens, told) = watch::channel(tokens_of(&loaded.config));
         let publisher = Publisher::of(&loaded.config, &handle, onion.as_ref(), (current, told))?;
         let reader = Reader::of(&loaded.config, &handle)?;
         let (tell, said) = watch::channel(loaded.config.auth.private_tokens.clone());
         let keeper = Keeper::new(said, &handle);
-        let reloads = Reloads { handle, path, tell };
+        let reloads = Reloads {
+            handle,
+            path,
+            tell,
+            publish_tokens,
+        };
         tokio::select! {
             () = serve(reloads, loaded.config.limits.drain, &mut signals) => {}
             () = keeper.run() => {}
@@ -133,6 +138,8 @@ struct Reloads<'a> {
     path: &'a Path,
     /// Whoever fetches the issuer's keys.
     tell: watch::Sender<Option<PrivateTokens>>,
+    /// Whoever publishes which ones it takes.
+    publish_tokens: watch::Sender<Option<Tokens>>,
 }
 
 /// `drain` is how long what is open may go on after the relay was told to stop.
@@ -140,9 +147,11 @@ async fn serve(reloads: Reloads<'_>, drain: Duration, signals: &mut Signals) {
     while signals.next().await == Asked::Reload {
         match reloads.reload() {
             Ok(()) => {
-                info!(pin = %reloads.handle.pin(), "tokens and certificates were read again");
+                info!(pin = %reloads.handle.pin(), "tokens, certificates and clients' regions were read again");
             }
-            Err(failure) => error!("the old tokens and certificates stay: {failure}"),
+            Err(failure) => {
+                error!("the old tokens, certificates and clients' regions stay: {failure}");
+            }
         }
     }
     info!(
@@ -161,8 +170,10 @@ impl Reloads<'_> {
         let config = config::relay::load(self.path)?.config;
         let identity = files_of(&config).read()?;
         self.handle
-            .reload(&config.auth, Some(&identity))
+            .reload_client_regions(&config.ingress)
+            .and_then(|()| self.handle.reload(&config.auth, Some(&identity)))
             .map_err(|error| refused(&error))?;
+        self.publish_tokens.send_replace(tokens_of(&config));
         self.tell.send_replace(config.auth.private_tokens);
         Ok(())
     }

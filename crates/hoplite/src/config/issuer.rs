@@ -9,6 +9,7 @@ use std::{
 
 use hoplite_crypto::Token;
 use hoplite_relay::config::Tls;
+use hoplite_wire::Target;
 use serde::Deserialize;
 
 use super::Document;
@@ -36,8 +37,32 @@ pub(crate) struct Config {
     pub(crate) account: Vec<Account>,
     /// Whose bearers say who may have tokens, beside the accounts.
     pub(crate) oidc: Option<Oidc>,
+    /// A page on which people have tokens made; without it there is none.
+    pub(crate) page: Option<Page>,
     /// Bounds of the server.
     pub(crate) limits: Limits,
+}
+
+/// What the page knows, and everybody may know.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Page {
+    /// The issuer's name, as the relays have it.
+    pub(crate) issuer: String,
+    /// The relays that it offers; others can be typed in.
+    #[serde(default)]
+    pub(crate) relay: Vec<PageRelay>,
+}
+
+/// One relay, or several of one name.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PageRelay {
+    /// What it takes tokens for.
+    pub(crate) origin: String,
+    /// Host and port, for the lines that the page shows; the name at port 443 if absent.
+    #[serde(default, deserialize_with = "hoplite_config::parsed_option")]
+    pub(crate) address: Option<Target>,
 }
 
 /// An OpenID Connect provider.
@@ -223,6 +248,7 @@ impl Default for Config {
             epoch: Duration::from_secs(7 * 24 * 3600),
             account: Vec::new(),
             oidc: None,
+            page: None,
             limits: Limits::default(),
         }
     }
@@ -309,6 +335,19 @@ fn complaints(config: &Config, document: &Document) -> Vec<Complaint> {
     }
     for (key, why) in config.oidc.iter().flat_map(Oidc::wrongs) {
         add(&format!("oidc.{key}"), why, "correct the value");
+    }
+    let is_name = |name: &str| (1..=255).contains(&name.len()) && !name.contains(',');
+    if let Some(page) = &config.page {
+        let why = "expected a name of 1 to 255 characters without a comma, as relays have it";
+        if !is_name(&page.issuer) {
+            add("page.issuer", why, "correct the name");
+        }
+        for (i, relay) in page.relay.iter().enumerate() {
+            if !is_name(&relay.origin) {
+                let key = format!("page.relay[{i}].origin");
+                add(&key, why, "correct the name");
+            }
+        }
     }
     let mut names = HashSet::new();
     for (i, account) in config.account.iter().enumerate() {

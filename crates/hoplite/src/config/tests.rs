@@ -588,6 +588,15 @@ fn what_is_wrong_with_an_issuers_file_is_told_by_key() {
             "[[account]]\nname = \"bob\"\ntoken_file = \"absent\"\n",
             "account[1].token_file",
         ),
+        ("[page]\nissuer = \"\"\n", "page.issuer"),
+        (
+            "[page]\nissuer = \"i\"\nrelay = [{ origin = \"a,b\" }]\n",
+            "page.relay[0].origin",
+        ),
+        (
+            "[page]\nissuer = \"i\"\nrelay = [{ origin = \"a\", address = \"a b\" }]\n",
+            "page.relay[0].address",
+        ),
         (
             "[oidc]\nissuer = \"http://a.test\"\naudience = \"a\"\n",
             "oidc.issuer",
@@ -895,15 +904,6 @@ fn a_client_says_what_is_shown_of_its_region() {
 }
 
 #[test]
-fn what_is_wrong_with_a_relays_store_of_spent_tokens_is_told_by_line_and_key_without_its_password()
-{
-    let start = "listen = [\"127.0.0.1:1\"]\n[auth.private_tokens]\nissuer = \"i\"\norigin = \"o\"\nkeys = \"k\"\n";
-    for (rest, key) in [
-        (
-            "store = \"redis://:secret@host\"",
-            "auth.private_tokens.store",
-        ),
-#[test]
 fn a_relay_is_told_where_exactly_its_issuers_keys_have_no_address() {
     let start = "listen = [\"127.0.0.1:1\"]\n[auth.private_tokens]\nissuer = \"i\"\norigin = \"o\"\nkeys = \"k\"\n";
     for address in ["https://", "https://a:b@host/", "ftp://host"] {
@@ -915,6 +915,15 @@ fn a_relay_is_told_where_exactly_its_issuers_keys_have_no_address() {
     }
 }
 
+#[test]
+fn what_is_wrong_with_a_relays_store_of_spent_tokens_is_told_by_line_and_key_without_its_password()
+{
+    let start = "listen = [\"127.0.0.1:1\"]\n[auth.private_tokens]\nissuer = \"i\"\norigin = \"o\"\nkeys = \"k\"\n";
+    for (rest, key) in [
+        (
+            "store = \"redis://:secret@host\"",
+            "auth.private_tokens.store",
+        ),
         (
             "store = { url = [\"secret\"] }",
             "auth.private_tokens.store.url",

@@ -362,3 +362,54 @@ fn a_program_shows_a_token_that_hoplite_prints_as_a_password() {
         "{wrong}"
     );
 }
+
+#[test]
+fn a_clients_account_is_shown_as_its_file_is_when_the_issuer_is_asked() {
+    let issuer = Issuer::start(&account("ann", 50));
+    let _relay = relay(&issuer, 4);
+    let (place, target) = (issuer.path(), target());
+    let file = fs::read_to_string(place.join("client.toml")).expect("a file");
+    let file = file.replace("token = \"secret of ann\"", "token_file = \"account\"");
+    let client = write(place, "client.toml", &file);
+    write(place, "account", "an old bearer\n");
+    let mut client = Running::start("client", &client);
+    client.line_with("401 Unauthorized: no account has this token");
+    let (_client, socks, _) = started(client);
+    assert_eq!(through_socks(socks, target).0, 2, "nobody knows it");
+    write(place, "account", "secret of ann\n");
+    assert_eq!(through_socks(socks, target), (0, "hello".into()));
+}
+
+#[test]
+fn an_issuer_has_a_page_for_people_only_if_its_file_says_so_and_lets_it_load_nothing_of_others() {
+    let page = "[page]\nissuer = \"issuer.test\"\nrelay = [{ origin = \"a\" }, { origin = \"</b>\", address = \"b:1\" }]\n";
+    let mut issuer = Issuer::start(&account("ann", 5));
+    let paths = ["/", "/page.js", "/blind.js", "/page.css", "/page.json"];
+    for path in paths {
+        assert_eq!(issuer.ask("GET", path, "", b"").0, 404, "{path}");
+    }
+    write(
+        issuer.path(),
+        "issuer.toml",
+        &file(&format!("{}{page}", account("ann", 5))),
+    );
+    issuer.running.signal(Signal::HUP);
+    issuer.running.line_with("the accounts were read again");
+    for path in paths {
+        let Answer(status, head, body) = issuer.ask("GET", path, "", b"");
+        let policy = "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'";
+        assert!(status == 200 && head.contains(policy), "{path}: {head}");
+        assert!(head.contains("x-content-type-options: nosniff"), "{head}");
+        let text = String::from_utf8(body)
+            .expect("text")
+            .replace("https://example.org/", "");
+        let foreign = text.replace("`curl --proxytunnel --proxy 'https://", "");
+        assert!(!foreign.contains("://"), "{path} names somebody else");
+    }
+    let Answer(_, _, config) = issuer.ask("GET", "/page.json", "", b"");
+    let config: serde_json::Value = serde_json::from_slice(&config).expect("JSON");
+    assert_eq!(config["issuer"], "issuer.test");
+    assert_eq!(config["relays"][0]["address"], "a:443");
+    assert_eq!(config["relays"][1]["address"], "b:1");
+    assert_eq!(issuer.ask("POST", "/", "", b"").0, 404);
+}
