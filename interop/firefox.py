@@ -59,9 +59,9 @@ class MarionetteError(Exception):
 
 
 class Firefox:
-    """One browser with a profile of its own; a context manager."""
+    """One browser with a profile of its own; a context manager. `system`: its own windows can be scripted, too."""
 
-    def __init__(self, folder, ca, prefs=None, name="firefox", env=None, quiet=True):
+    def __init__(self, folder, ca, prefs=None, name="firefox", env=None, quiet=True, system=False):
         self.profile = pathlib.Path(tempfile.mkdtemp(prefix="profile-", dir=folder))
         self.port = free_port()
         self._trust(ca)
@@ -69,6 +69,7 @@ class Firefox:
         lines = [f"user_pref({json.dumps(k)}, {json.dumps(v)});" for k, v in settings.items()]
         (self.profile / "user.js").write_text("\n".join(lines))
         command = [BINARY, "--headless", "--no-remote", "--marionette", "--profile", self.profile, "about:blank"]
+        command += ["-remote-allow-system-access"] * system
         home = {"HOME": str(self.profile), "MOZ_HEADLESS": "1", "MOZ_CRASHREPORTER_DISABLE": "1"}
         self.process = Process(name, command, folder, env={**home, **(env or {})})
         self.count, self.buffer = 0, b""
