@@ -1,6 +1,6 @@
 //! What the file may say, and what is said about a wrong one.
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use super::*;
 
@@ -194,7 +194,7 @@ fn a_token_is_never_shown() {
 fn a_token_comes_from_its_file() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("token");
-    std::fs::write(&file, " hidden\n").expect("written");
+    fs::write(&file, " hidden\n").expect("written");
     let entry = TokenEntry {
         file: Some(file),
         ..TokenEntry::default()
@@ -399,5 +399,17 @@ fn what_is_spent_is_in_a_file_or_with_a_server_whose_password_is_never_told() {
         let told = store.read().expect_err(key);
         assert_eq!(told.key, key);
         assert!(!told.to_string().contains("secret"), "{told}");
+    }
+    let place = tempfile::tempdir().expect("a directory");
+    let file = place.path().join("store.url");
+    fs::write(&file, format!("{url}\n")).expect("written");
+    for (mode, is_taken) in [(0o600, true), (0o440, true), (0o644, false)] {
+        let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        fs::set_permissions(&file, permissions).expect("set");
+        let store = SpentStore {
+            url_file: Some(file.clone()),
+            ..SpentStore::default()
+        };
+        assert_eq!(store.read().is_ok(), is_taken, "{mode:o}");
     }
 }

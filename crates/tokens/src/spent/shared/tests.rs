@@ -116,7 +116,8 @@ impl Inside {
         } else if manner == Manner::Mad as u8 {
             return Some(self.says.clone());
         }
-        let fresh = self.marks.lock().insert(name);
+        let is_conditional = words.iter().any(|word| word == b"NX");
+        let fresh = self.marks.lock().insert(name) || !is_conditional;
         if manner == Manner::Loses as u8 {
             return None;
         } else if manner == Manner::Silent as u8 {
