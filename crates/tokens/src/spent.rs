@@ -162,6 +162,10 @@ impl SpentTokens {
     ///
     /// # Errors
     /// [`SpentError::File`], [`SpentError::Thread`].
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "whoever opens a store makes its options for it"
+    )]
     pub fn open(
         path: &Path,
         keys: &[[u8; 32]],
@@ -169,7 +173,7 @@ impl SpentTokens {
         options: SpentOptions,
     ) -> Result<Self, SpentError> {
         let asking = file::open(path, (keys, now), options.queue)?;
-        let store = Self::new(Place::File(asking), options);
+        let store = Self::new(Place::File(asking), &options);
         store.0.reports.tell(Ok(()));
         Ok(store)
     }
@@ -177,6 +181,10 @@ impl SpentTokens {
     /// Marks with a server that others mark with as well, by so many connections. They are opened, and opened again, beside: this does not wait for
     /// them, and needs a runtime of tokio. A mark is kept until a month after its key's end, which is told by when the next key begins; without
     /// another key there is no end.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "whoever opens a store makes its options for it"
+    )]
     pub fn share(
         server: SpentServer,
         keys: &KeyDirectory,
@@ -193,12 +201,12 @@ impl SpentTokens {
         }))
     }
 
-    fn new(place: Place, options: SpentOptions) -> Self {
+    fn new(place: Place, options: &SpentOptions) -> Self {
         Self(Arc::new(Store {
             place,
             queue: Arc::new(Semaphore::new(options.queue)),
             deadline: options.deadline,
-            reports: Arc::new(Reports::new(&options)),
+            reports: Arc::new(Reports::new(options)),
         }))
     }
 

@@ -83,7 +83,7 @@ enum Endpoint {
 /// The clients' libraries keep passwords in memory of their own.
 #[derive(Clone)]
 enum Login {
-    Postgres(tokio_postgres::Config),
+    Postgres(Box<tokio_postgres::Config>),
     Redis(::redis::RedisConnectionInfo),
 }
 
@@ -137,7 +137,7 @@ impl SpentServer {
         if login.get_application_name().is_none() {
             login.application_name("hoplite");
         }
-        let login = Login::Postgres(login);
+        let login = Login::Postgres(Box::new(login));
         Ok(Self { host, tls, login })
     }
 
