@@ -878,6 +878,10 @@ mod tests {
         fn retain(&mut self, _: &[[u8; 32]]) -> io::Result<()> {
             Ok(())
         }
+
+        fn account(&mut self) -> io::Result<Option<Token>> {
+            Ok(None)
+        }
     }
 
     /// The tokens for relays of the list, by name and the name that they are for, from a stock of a hundred.
