@@ -146,11 +146,11 @@ fn store(path: &Path, keys: &KeyDirectory) {
 }
 
 /// Where exactly they are: an address without a path is that of the issuer.
-pub(crate) fn address(directory: &String) -> String {
+fn address(directory: &str) -> String {
     let rest = directory.strip_prefix("https://").unwrap_or(directory);
     match rest.split_once('/') {
         None | Some((_, "")) => format!("https://{}{DIRECTORY}", rest.trim_end_matches('/')),
-        Some(_) => directory.clone(),
+        Some(_) => directory.to_owned(),
     }
 }
 
@@ -176,7 +176,7 @@ mod tests {
                 "https://issuer.test/keys.json",
             ),
         ] {
-            assert_eq!(address(&given.to_owned()), found);
+            assert_eq!(address(given), found);
         }
     }
 }

@@ -13,7 +13,7 @@ mod steering;
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     fmt,
     io::{self, Write},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -229,16 +229,15 @@ impl Front {
         let Some(relay) = self.relays.get(steered.relay) else {
             return;
         };
-        if !flows.contains_key(&steered.flow) {
+        let flow = match flows.entry(steered.flow) {
+            Entry::Occupied(flow) => flow.into_mut(),
             // Without a socket this packet is lost; the next one tries again.
-            let Ok(flow) = Flow::open(front, client, relay.address) else {
-                return;
-            };
-            flows.insert(steered.flow, flow);
-        }
-        if let Some(flow) = flows.get(&steered.flow) {
-            drop(flow.socket.try_send(packet));
-        }
+            Entry::Vacant(place) => match Flow::open(front, client, relay.address) {
+                Ok(flow) => place.insert(flow),
+                Err(_) => return,
+            },
+        };
+        drop(flow.socket.try_send(packet));
     }
 }
 

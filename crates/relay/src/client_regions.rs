@@ -208,10 +208,10 @@ mod tests {
     #[test]
     fn a_database_of_something_else_is_told() {
         let other = mmdb::write(&[("192.0.2.0/24", mmdb::Entry::default())]);
-        let told = Mmdb::parse(other).err().expect("is told").to_string();
+        let told = Mmdb::parse(other).expect_err("is told").to_string();
         assert!(told.contains("no entry of it has a country"), "{told}");
         let told = Mmdb::parse(b"192.0.2.0/24,DE,,,".to_vec());
-        let told = told.err().expect("is told").to_string();
+        let told = told.expect_err("is told").to_string();
         assert!(told.contains("MaxMind's format"), "{told}");
     }
 
@@ -220,10 +220,10 @@ mod tests {
         let mut bytes = database();
         // The first node leads to itself, both ways.
         bytes[..8].fill(0);
-        let told = Mmdb::parse(bytes).err().expect("is told").to_string();
+        let told = Mmdb::parse(bytes).expect_err("is told").to_string();
         assert!(told.contains("cycle") || told.contains("circles"), "{told}");
         // Each of 128 nodes leads to the next, both ways.
-        let told = Mmdb::parse(mmdb::ladder()).err().expect("is told");
+        let told = Mmdb::parse(mmdb::ladder()).expect_err("is told");
         assert!(matches!(told, MmdbError::Tree), "{told}");
     }
 

@@ -139,7 +139,7 @@ impl Balancer {
         }
         let text = fs::read_to_string(path).map_err(|error| unread(error.to_string()))?;
         let name = path.display().to_string();
-        Self::parse(&name, &text, path.parent().unwrap_or(Path::new("")))
+        Self::parse(&name, &text, path.parent().unwrap_or_else(|| Path::new("")))
     }
 
     fn parse(name: &str, text: &str, directory: &Path) -> Result<Self, Failure> {

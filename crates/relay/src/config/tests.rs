@@ -400,9 +400,13 @@ fn what_is_spent_is_in_a_file_or_with_a_server_whose_password_is_never_told() {
         assert_eq!(told.key, key);
         assert!(!told.to_string().contains("secret"), "{told}");
     }
+}
+
+#[test]
+fn a_servers_password_is_not_taken_from_a_file_that_everybody_may_read() {
     let place = tempfile::tempdir().expect("a directory");
     let file = place.path().join("store.url");
-    fs::write(&file, format!("{url}\n")).expect("written");
+    fs::write(&file, "postgres://user:secret@127.0.0.1/db\n").expect("written");
     for (mode, is_taken) in [(0o600, true), (0o440, true), (0o644, false)] {
         let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
         fs::set_permissions(&file, permissions).expect("set");

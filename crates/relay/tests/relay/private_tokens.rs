@@ -64,7 +64,7 @@ impl Scene {
             keys: self.path("keys.json"),
             directory: None,
             pin: None,
-            refresh: std::time::Duration::from_secs(86_400),
+            refresh: Duration::from_secs(86_400),
             spent: Some(self.path("spent.sqlite")),
             store: None,
             deadline: Duration::from_secs(30),
