@@ -307,7 +307,7 @@ fn a_check_names_pools_whose_addresses_do_not_lead_to_this_host() {
         "203.0.113.0/28 does not lead to this host",
         "2001:db8:be::/64 does not lead to this host",
     ]) {
-        let place = "relay.toml:7:13: egress.pool[1].addresses: ";
+        let place = "relay.toml:7:1: egress.pool[1].addresses: ";
         assert!(line.contains(place) && line.contains(says), "{line}");
     }
     assert_eq!(told.len(), 2, "{warnings}");
@@ -357,7 +357,7 @@ fn a_published_geofeed_that_has_pools_elsewhere_is_told() {
     ] {
         let (code, told) = check(wrong);
         assert_eq!(code, Some(2), "{wrong}");
-        let place = "relay.toml:4:13: egress.pool[0].addresses: ";
+        let place = "relay.toml:4:1: egress.pool[0].addresses: ";
         assert!(told.contains(place) && told.contains(says), "{told}");
     }
 }

@@ -109,7 +109,7 @@ fn a_wrong_geofeed_on_reload_is_told_with_its_line() {
     fs::write(&feed, "192.0.2.0/24,DE,,,\n192.0.2.0/24,FR,,,\n").expect("written");
     relay.signal(Signal::HUP);
     let line = relay.line_with("the old tokens, certificates and clients' regions stay");
-    let says = "relay.toml:5:1: ingress.geofeed: cannot read";
+    let says = "relay.toml:5:11: ingress.geofeed: cannot read";
     assert!(
         line.contains(says) && line.contains("line 2: 192.0.2.0/24 is there twice"),
         "{line}"
