@@ -125,11 +125,6 @@ impl Contexts {
         }
     }
 
-    /// Whether the client has a context for this peer alone.
-    pub(crate) fn knows(&self, peer: SocketAddr) -> bool {
-        self.by_peer.contains_key(&peer)
-    }
-
     /// What stands before a payload from `peer` to the client; `None`: the client does not want to hear of it.
     pub(crate) fn head(&self, peer: SocketAddr) -> Option<Vec<u8>> {
         match self.by_peer.get(&peer) {

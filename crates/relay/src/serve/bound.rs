@@ -1,8 +1,8 @@
 //! A flow of bound UDP once it is open: a socket of each family that it has, payloads to and from whomever its client has a context for.
 //! The CONNECT-UDP handler runs it. draft-ietf-masque-connect-udp-listen-13, §3 to §8: nothing that happens to one payload ends the flow.
 //!
-//! Who stands before a payload is judged each time, by the policy and by how many there were of late; what comes is judged by who sent it, and
-//! without a context for that one it is dropped before it costs its client anything.
+//! Whom a payload goes to or comes from is judged each time, by the policy and by how many there were of late: what was permitted when its context
+//! was opened may be no longer, such as another flow's address after that flow. What no context is for is dropped before it costs its client anything.
 
 use std::{
     cell::RefCell,
@@ -127,19 +127,16 @@ impl Open {
     fn up(&self, context: u64, content: Bytes) -> bool {
         let dropped = &self.shared.metrics.dropped;
         let meaning = self.agreed.lock().0.meaning(context);
-        let (peer, payload) = match meaning {
-            Meaning::Peer(peer) => (peer, content),
-            Meaning::Anybody => match split_peer(content) {
-                Some((peer, payload)) if self.permits(peer) => (peer, payload),
-                _ => {
-                    dropped.policy.inc();
-                    return true;
-                }
-            },
+        let named = match meaning {
+            Meaning::Peer(peer) => Some((peer, content)),
+            Meaning::Anybody => split_peer(content),
             Meaning::Closed => return true,
             Meaning::Unknown => return false,
         };
-        let Some(socket) = self.bound.socket(peer) else {
+        let judged = named
+            .filter(|(peer, _)| self.permits(*peer))
+            .and_then(|(peer, payload)| Some((self.bound.socket(peer)?, peer, payload)));
+        let Some((socket, peer, payload)) = judged else {
             dropped.policy.inc();
             return true;
         };
@@ -204,15 +201,12 @@ impl Open {
             segment: received.segment.max(1),
         };
         let lost = || batch.payloads().count() as u64;
-        let (head, known) = {
-            let agreed = self.agreed.lock();
-            (agreed.0.head(from), agreed.0.knows(from))
-        };
+        let head = self.agreed.lock().0.head(from);
         let Some(head) = head else {
             metrics.dropped.unasked.inc_by(lost());
             return;
         };
-        if !known && !self.permits(from) {
+        if !self.permits(from) {
             metrics.dropped.policy.inc_by(lost());
             return;
         }

@@ -240,6 +240,33 @@ async fn clients_of_one_relay_speak_with_each_other() {
         .expect_err("nothing of a stranger's");
 }
 
+/// The port may be a local program's next, whom no client of this relay may reach.
+#[tokio::test]
+async fn a_context_for_another_flow_leads_nowhere_once_that_has_ended() {
+    let relay = relay(|config| {
+        serving(config);
+        config.egress.allow.clear();
+        config.bound_udp.addresses.truncate(1);
+    });
+    let clients = [connect(&relay).await, connect(&relay).await];
+    let mut first = Bound::open_to_anybody(&clients[0]).await;
+    let second = Bound::open_to_anybody(&clients[1]).await;
+    let (own, other) = (first.address(), second.address());
+    first.assign(4, Some(other)).await;
+    drop(second);
+    until_metric(&relay, "tunnels_open{method=\"bound_udp\"}", |open| {
+        open == 1.0
+    })
+    .await;
+    let local = UdpSocket::bind(other).await.expect("free again");
+    first.flow.send_behind(&[4], Batch::one(b"x"));
+    local.send_to(b"y", own).await.expect("sent");
+    let refused = "datagrams_dropped_total{cause=\"policy\"}";
+    until_metric(&relay, refused, |dropped| dropped == 2.0).await;
+    local.try_recv_from(&mut [0; 1]).expect_err("nothing came");
+    first.received.try_recv().expect_err("nothing came");
+}
+
 async fn speak_with_each_other(relays: [&Handle; 2]) {
     let clients = [connect(relays[0]).await, connect(relays[1]).await];
     let mut first = Bound::open_to_anybody(&clients[0]).await;
