@@ -59,7 +59,7 @@ class MarionetteError(Exception):
 
 
 class Firefox:
-    """One browser with a profile of its own; a context manager. `system`: its own windows can be scripted, too, and what it asks is accepted."""
+    """One browser with a profile of its own; a context manager. `system`: its own windows can be scripted, too."""
 
     def __init__(self, folder, ca, prefs=None, name="firefox", env=None, quiet=True, system=False):
         self.profile = pathlib.Path(tempfile.mkdtemp(prefix="profile-", dir=folder))
@@ -78,8 +78,7 @@ class Firefox:
             self.socket = socket.create_connection(("127.0.0.1", self.port), 30)
             self.socket.settimeout(60)
             self._receive()
-            wanted = {"pageLoadStrategy": "normal", **({"unhandledPromptBehavior": "accept"} if system else {})}
-            self.call("WebDriver:NewSession", {"capabilities": {"alwaysMatch": wanted}})
+            self.call("WebDriver:NewSession", {"capabilities": {"alwaysMatch": {"pageLoadStrategy": "normal"}}})
             self.call("WebDriver:SetTimeouts", {"pageLoad": 25000, "script": 60000})
         except Exception:
             self.process.stop()

@@ -15,7 +15,7 @@ import time
 
 from client_test import fetch, reply
 from common import HERE, HOPLITE, Checks, Lab, free_port, in_thread, port_open, wait_for
-from firefox import BINARY, Firefox, masque_extension
+from firefox import BINARY, Firefox, MarionetteError, masque_extension
 
 ACCOUNT, OTHER = "secret of ann", "secret of bób"
 ISSUER = "issuer.test"
@@ -328,18 +328,22 @@ def in_page(checks, lab, of, relay, lasting, target):
         return lasts, browser.script("return document.getElementById('proxy').textContent")
 
 
-# Fills the question for a password in as it appears: a script would come too late, as WebDriver answers an open question before it runs one.
+# Answers each question for a password, from now on.
 LOGIN = """
 const token = arguments[0];
-Services.obs.addObserver((win) => {
-  const [name, password] = ["loginTextbox", "password1Textbox"].map((id) => win.document.getElementById(id));
-  const dialog = win.document.querySelector("dialog");
-  if (!name || !password || !dialog) return;
-  Services.prefs.setBoolPref("hoplite.asked", true);
-  name.value = "x";
-  password.value = token;
-  dialog.acceptDialog();
-}, "common-dialog-loaded");
+const inside = (win) => [win, ...[...Array(win.frames.length).keys()].flatMap((at) => inside(win.frames[at]))];
+const answer = () => {
+  for (const win of [...Services.wm.getEnumerator(null)].flatMap(inside)) {
+    const [name, password] = ["loginTextbox", "password1Textbox"].map((id) => win.document.getElementById(id));
+    const dialog = win.document.querySelector("dialog");
+    if (!name || !password || !dialog) continue;
+    Services.prefs.setBoolPref("hoplite.asked", true);
+    name.value = "x";
+    password.value = token;
+    dialog.acceptDialog();
+  }
+};
+ChromeUtils.importESModule("resource://gre/modules/Timer.sys.mjs").setInterval(answer, 100);
 """
 ASKED = "return Services.prefs.getBoolPref('hoplite.asked', false)"
 
@@ -364,10 +368,16 @@ def in_firefox(checks, lab, lasting, tokens, proxy, target):
             finally:
                 browser.call("Marionette:SetContext", {"value": "content"})
 
+        def loaded():
+            try:
+                browser.go(page)
+                return browser.script(text) == "http/1.1"
+            except MarionetteError:  # WebDriver dismisses a question that it finds, unless it was answered before
+                return False
+
         def asked():
             chrome(LOGIN, tokens[1])
-            browser.go(page)
-            wait_for("the page", lambda: browser.script(text) == "http/1.1")
+            wait_for("the page", loaded, 90)
             return chrome(ASKED) or "it was not asked"
         checks.attempt("Firefox: the proxy line of the page, and a token as the password that it asks for", asked)
 
