@@ -1,7 +1,8 @@
-"""A fleet under load: three relays of one name behind `hoplite-lab balancer`, each a host, while clients download over QUIC and TCP.
+"""A fleet under load: three relays of one name behind `hoplite-lab balancer`, each a host, while clients download over QUIC and TCP. They show
+private tokens of an issuer, which the relays mark as spent with one PostgreSQL.
 
-One relay is killed, one drains, all are replaced one after the other, a client changes its address, the balancer starts again, a relay hangs.
-Needs root; says so and passes when it is not.
+One relay is killed, one drains, all are replaced one after the other, a client changes its address, the balancer starts again, a relay hangs,
+the store of spent tokens hangs, is gone and comes back. Needs root; says so and passes when it is not.
 """
 
 import hashlib
@@ -9,24 +10,34 @@ import http.server
 import json
 import os
 import pathlib
+import pwd
 import re
 import secrets
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
-from common import HERE, HOPLITE, TOKEN, Checks, client_config, quoted, wait_for
+from common import HERE, HOPLITE, Checks, client_config, quoted, wait_for
 from netns import NetLab, usable
+from spent_store_test import Postgres
 
 HOPLITE_LAB = pathlib.Path(os.environ.get("HOPLITE_LAB", HOPLITE.with_name("hoplite-lab"))).resolve()
-PORT, METRICS, PAGES = 443, 9090, 8080
+PORT, METRICS, PAGES, ISSUER = 443, 9090, 8080, 8443
 SIZE, PIECE, PAUSE = 10 * 65536, 65536, 0.25  # what a download is, and how the target paces it: 2.5 s
 PARALLEL = 2  # downloads of each client at a time
 DRAIN = 15
+ACCOUNT = "the account of all clients"
+UNCHECKED = 20  # connections a second that a relay lets in while nobody knows what is spent, when it is told to
+# As docs/tokens.md has it for relays that may not make their table.
+TABLE = """CREATE TABLE hoplite_spent (mark bytea PRIMARY KEY, until bigint);
+CREATE INDEX hoplite_spent_until ON hoplite_spent USING brin (until);
+GRANT INSERT, SELECT, DELETE ON hoplite_spent TO plain"""
 PAYLOAD = b"".join(hashlib.sha256(struct.pack("!I", i)).digest() for i in range(SIZE // 32))
 
 
@@ -106,10 +117,11 @@ def load(socks, target, parallel):
     def work():
         while not stop.is_set():
             have, began, broken, refused, why = bytearray(), time.monotonic(), 0, 0, []
-            while len(have) < SIZE and broken + refused < 40:
+            while len(have) < SIZE and broken + refused < 400:
                 asked = time.monotonic()
                 opened, error = fetch(socks, target, have, lambda asked=asked: say(event="answered", asked=asked))
                 if error:
+                    say(event="failed", asked=asked, opened=opened, why=error)
                     broken, refused = broken + opened, refused + (not opened)
                     why.append(error)
                     time.sleep(0.2)
@@ -131,7 +143,17 @@ class Client:
         self.before = fleet.connections(host)
         path = fleet.lab.folder / f"{name}.toml"
         entry = ("fleet", f"{fleet.front.v4}:{PORT}", fleet.leaf.pin, None)
-        path.write_text(client_config([entry], f"127.0.0.1:{self.socks}", "off", TOKEN))
+        path.write_text(client_config([entry], f"127.0.0.1:{self.socks}", "off", None, f"""issuer = "issuer.test"
+origin = "fleet.test"
+
+[[issuer]]
+name = "issuer.test"
+address = "{fleet.issuer.v4}:{ISSUER}"
+pin = "{fleet.issuer_pin}"
+token = "{ACCOUNT}"
+stock = "{name}.sqlite"
+keep = 4
+"""))
         self.process = host.run(name, [HOPLITE, "client", "--config", path])
         fleet.lab._wait_port(host, "127.0.0.1", self.socks, self.process)
         self.program = None
@@ -142,6 +164,9 @@ class Client:
             after = self.fleet.connections(self.host)
             return [name for name in after if after[name] > self.before[name]]
         self.relay = wait_for(f"a relay for {self.name}", risen)[0]
+        return self.download(parallel)
+
+    def download(self, parallel=1):
         words = [sys.executable, HERE / "fleet_test.py", "load", self.socks, self.fleet.lab.target.v4, parallel]
         self.program = self.host.run(f"{self.name}-program", words)
         return self
@@ -153,6 +178,10 @@ class Client:
         """Whether the target has answered what was asked since then."""
         return any(line["event"] == "answered" and line["asked"] > since for line in self.program.lines())
 
+    def refused(self, since):
+        """What was said to the program, asked since then, when a flow was not opened."""
+        return [line["why"] for line in self.program.lines() if line["event"] == "failed" and not line["opened"] and line["asked"] > since]
+
     def finish(self):
         """Lets what runs end."""
         self.program.child.send_signal(signal.SIGTERM)
@@ -162,17 +191,31 @@ class Client:
         self.process.stop()
 
 
+class FleetLab(NetLab):
+    """Its servers' folders go with it."""
+
+    def __init__(self, relays):
+        self.places = []
+        super().__init__(relays)
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        for place in self.places:
+            shutil.rmtree(place, ignore_errors=True)
+
+
 class Fleet:
     """The relays, the balancer in front of them, and who uses them."""
 
     def __init__(self, lab):
         self.lab, self.next_port, self.clients = lab, 2000, []
         number = len(lab.hosts) + 1
-        for name in ("front", "tcp", "mover"):  # the balancer; clients that have no UDP; one that changes its address
+        # The balancer; clients that have no UDP; one that changes its address; who gives tokens; who knows which are spent.
+        for name in ("front", "tcp", "mover", "issuer", "store"):
             lab.hosts[name] = host = lab.host(name, number)
             lab.namespaces.append(host.ns)
             number += 1
-        self.front, self.tcp, self.mover = (lab.hosts[name] for name in ("front", "tcp", "mover"))
+        self.front, self.tcp, self.mover, self.issuer = (lab.hosts[name] for name in ("front", "tcp", "mover", "issuer"))
         # Nobody leaves the way that is tried, however slow the machine is.
         self.tcp.block_udp()
         for host in (lab.client, self.mover):
@@ -185,7 +228,9 @@ class Fleet:
             self.keys[config] = key = lab.folder / f"fleet-{config}.key"
             key.touch(0o600)
             key.write_text(secrets.token_hex(16))
-        self.config = 1
+        self.start_issuer()
+        self.start_store(lab.hosts["store"])
+        self.config, self.unchecked = 1, 0
         for relay in lab.relays:
             self.start_relay(relay)
         self.start_balancer()
@@ -197,11 +242,31 @@ class Fleet:
         rules = f"table inet block {{\n chain out {{\n type filter hook output priority 0\n ip daddr {self.front.v4} meta l4proto tcp drop\n}}\n}}\n"
         subprocess.run([*host.prefix(), "nft", "-f", "-"], input=rules, text=True, check=True, capture_output=True)
 
+    def start_issuer(self):
+        leaf = self.lab.authority.leaf("issuer", ["issuer.test"])
+        self.issuer_pin = leaf.pin
+        path = self.lab.folder / "issuer.toml"
+        path.write_text(f'listen = "{self.issuer.v4}:{ISSUER}"\nstore = "issuer.sqlite"\n[tls]\ncert = "{leaf.cert}"\nkey = "{leaf.key}"\n'
+                        f'[[account]]\nname = "all"\ntoken = "{ACCOUNT}"\ntokens_per_day = 100000\n')
+        process = self.issuer.run("issuer", [HOPLITE, "issuer", "--config", path])
+        self.lab._wait_port(self.issuer, self.issuer.v4, ISSUER, process)
+
+    def start_store(self, host):
+        user = pwd.getpwnam("postgres")
+        place = pathlib.Path(tempfile.mkdtemp(prefix="hoplite-store-", dir="/tmp"))  # the lab's folder is closed to that user
+        self.lab.places.append(place)
+        os.chown(place, user.pw_uid, user.pw_gid)
+        self.store = Postgres(self.lab, place, user, host)
+        self.store.sql(TABLE, "tokens")
+        self.store_url = self.lab.folder / "store.url"
+        self.store_url.touch(0o600)
+        self.store_url.write_text(self.store.url)
+
     def number(self, relay):
         return f"{self.lab.relays.index(relay) + 1:04x}"
 
-    def start_relay(self, relay):
-        extra = f"""
+    def extra(self, relay):
+        return f"""
 [fleet]
 config = {self.config}
 server_id = "{self.number(relay)}"
@@ -212,8 +277,33 @@ drain = {DRAIN}
 
 [metrics]
 listen = "{relay.v4}:{METRICS}"
+
+[auth.private_tokens]
+issuer = "issuer.test"
+origin = "fleet.test"
+keys = "{relay.name}-keys.json"
+directory = "https://{self.issuer.v4}:{ISSUER}"
+pin = "{self.issuer_pin}"
+unchecked = {self.unchecked}
+
+[auth.private_tokens.store]
+url_file = "{self.store_url}"
 """
-        return self.lab.start_relay(relay, extra)
+
+    def start_relay(self, relay):
+        process = self.lab.start_relay(relay, self.extra(relay))
+        wait_for(f"the issuer's keys at {relay.name}", lambda: (self.lab.folder / f"{relay.name}-keys.json").exists())
+        return process
+
+    def let_in_unchecked(self, number):
+        """Each relay reads its file again while it serves."""
+        self.unchecked = number
+        for relay in self.lab.relays:
+            process, path = self.lab.running[relay.name], self.lab.folder / f"{relay.name}.toml"
+            mark = len(process.text())
+            path.write_text(re.sub(r"^unchecked = \d+", f"unchecked = {number}", path.read_text(), flags=re.M))
+            process.child.send_signal(signal.SIGHUP)
+            wait_for(f"{relay.name} to reload", lambda: "were read again" in process.text()[mark:])  # noqa: B023
 
     def start_balancer(self):
         text = f"listen = {quoted([f'{self.front.v4}:{PORT}'])}\n"
@@ -248,6 +338,11 @@ listen = "{relay.v4}:{METRICS}"
     def flows(self, relay):
         """Downloads that pass it now."""
         return sum(float(count) for count in re.findall(r"^hoplite_relay_tunnels_open{.*} (\S+)$", self.ask(relay, "/metrics")[1], re.M))
+
+    def sum(self, metric):
+        """Of all relays."""
+        texts = [self.ask(relay, "/metrics")[1] for relay in self.lab.relays]
+        return sum(float(count) for text in texts for count in re.findall(rf"^hoplite_relay_{metric}(?:{{.*}})? (\S+)$", text, re.M))
 
     def connections(self, host):
         """Those that are open over what a host has, QUIC or TCP, by the relays' names; none at a relay that does not answer."""
@@ -417,9 +512,59 @@ def hung(checks, fleet):
     checks.check("hung: it is ready when it answers again", fleet.health(relay) == "ready")
 
 
-# An outage of a store of spent tokens under the same load goes here, behind `hung`: the relays' file (`start_relay`) names the store and the clients'
-# an issuer; then each of refuse, allow and back again.
-PARTS = (spread, killed, drained, replaced, rebound, hung)
+def newcomer(fleet, name):
+    """A client that comes and wants a download, whether or not it is let in."""
+    return Client(fleet, fleet.lab.client, name).download()
+
+
+def served(client):
+    wait_for(f"a download of {client.name}", lambda: client.downloads(), 60)
+    client.finish()
+    client.ended()
+    return not (bad := wrong([client], 0)), bad
+
+
+def outage(checks, fleet):
+    """The store of spent tokens hangs; then it is gone, and nobody may be let in; then some may, and a relay is killed; then it is back."""
+    store, began = fleet.store, time.monotonic()
+    store.freeze()
+    try:
+        late = newcomer(fleet, "late")
+        wait_for("a refusal", lambda: late.refused(0))
+        checks.check("store hangs: relays say that it does not answer", fleet.sum("spent_store_failures_total") > 0)
+        fleet.settle(began)
+    finally:
+        store.freeze(False)
+    checks.check("store hangs: who came then was refused, and served when it went on", *served(late))
+    store.kill()
+    gone, since = newcomer(fleet, "gone"), time.monotonic()
+    wait_for("a refusal", lambda: gone.refused(0))
+    fleet.settle(since)
+    ready = {relay.name: fleet.health(relay) for relay in fleet.lab.relays}
+    checks.check("store gone: each relay is ready: who was let in is served", set(ready.values()) == {"ready"}, ready)
+    checks.check("store gone: downloads of those who were let in before did not notice", not (bad := outcome(fleet.clients, began)), bad)
+    fleet.let_in_unchecked(UNCHECKED)
+    checks.check("store gone, some may be let in: who waited is served", *served(gone))
+    checks.check("store gone, some may be let in: relays count them", fleet.sum("tokens_unchecked_total") > 0)
+    relay, since = fleet.lab.relays[0], time.monotonic()
+    wait_for(f"downloads by way of {relay.name}", lambda: fleet.flows(relay))
+    fleet.lab.running[relay.name].stop(signal.SIGKILL)
+    fleet.wait_health(relay, "dead")
+    fleet.settle(since, 60)
+    moved = sum(line["broken"] for client in fleet.clients for line in client.downloads(since))
+    bad = wrong(fleet.clients, since)
+    checks.check("store gone and a relay killed: its clients' downloads were moved and ended right", moved and not bad, (moved, bad))
+    store.start()
+    fleet.start_relay(relay)
+    fleet.wait_health(relay, "ready")
+    fleet.let_in_unchecked(0)
+    marks = store.marks()
+    checks.check("store back: who comes is served", *served(newcomer(fleet, "back")))
+    checks.check("store back: his token is marked", store.marks() > marks, (marks, store.marks()))
+    checks.check("store back: relays say so", fleet.sum("spent_store_up") >= 1)
+
+
+PARTS = (spread, killed, drained, replaced, rebound, hung, outage)
 
 
 def main():
@@ -428,7 +573,10 @@ def main():
         checks.skip("network namespaces", why)
         checks.done()
     chosen = sys.argv[1:]  # parts by name; all without
-    with NetLab(relays=3) as lab:
+    if why := Postgres.missing():
+        checks.skip("a store of spent tokens", why)
+        checks.done()
+    with FleetLab(relays=3) as lab:
         fleet = Fleet(lab)
         fleet.populate()
         for part in PARTS:

@@ -75,7 +75,7 @@ def mark_of(token):
 # Stores.
 
 class Postgres:
-    """A cluster of this test's own, run by a user without rights."""
+    """A cluster of this test's own, run by a user without rights: on loopback, or on a host of network namespaces."""
 
     name = "PostgreSQL"
     programs = sorted(glob.glob("/usr/lib/postgresql/*/bin")) or [""]
@@ -84,8 +84,9 @@ class Postgres:
     def missing(cls):
         return None if shutil.which("postgres", path=cls.programs[-1]) else Missing("no PostgreSQL: postgresql")
 
-    def __init__(self, lab, folder, user):
+    def __init__(self, lab, folder, user, host=None):
         self.lab, self.folder, self.user, self.port = lab, folder, user, free_port()
+        self.address, self.prefix = (host.v4, host.prefix()) if host else ("127.0.0.1", ())
         self.program = pathlib.Path(self.programs[-1])
         self.data = folder / "data"
         secret = folder / "secret"
@@ -99,22 +100,22 @@ class Postgres:
             own(self.data / name, user)
         (self.data / "pg_hba.conf").write_text(
             "local all all scram-sha-256\nhostssl all all 127.0.0.1/32 scram-sha-256\nhost all plain 127.0.0.1/32 scram-sha-256\n"
-            "host all admin 127.0.0.1/32 scram-sha-256\n")
+            "host all admin 127.0.0.1/32 scram-sha-256\nhost tokens plain 10.77.0.0/16 scram-sha-256\n")
         self.start()
         # The owner of its database may make the table there; the other one cannot.
         self.sql(f"CREATE ROLE owner LOGIN PASSWORD '{PASSWORD}'; CREATE ROLE plain LOGIN PASSWORD '{PASSWORD}'")
         self.sql("CREATE DATABASE tokens OWNER owner")
         self.urls = {
             "PostgreSQL by TLS": f"postgres://owner:{IN_URL}@localhost:{self.port}/tokens?sslmode=require",
-            "PostgreSQL by password": f"postgres://plain:{IN_URL}@127.0.0.1:{self.port}/tokens",
+            "PostgreSQL by password": f"postgres://plain:{IN_URL}@{self.address}:{self.port}/tokens",
             "PostgreSQL by a Unix socket": f"postgres://owner:{IN_URL}@/tokens?host={folder}&port={self.port}",
         }
         self.url = self.urls["PostgreSQL by password"]
 
     def start(self):
-        command = [self.program / "postgres", "-D", self.data, "-c", "listen_addresses=127.0.0.1", "-c", f"port={self.port}",
+        command = [self.program / "postgres", "-D", self.data, "-c", f"listen_addresses=127.0.0.1,{self.address}", "-c", f"port={self.port}",
                    "-c", f"unix_socket_directories={self.folder}", "-c", "fsync=off", "-c", "ssl=on", "-c", "shared_buffers=16MB"]
-        self.process = self.lab.run("postgres", command, prefix=as_user(self.user))
+        self.process = self.lab.run("postgres", command, prefix=[*self.prefix, *as_user(self.user)])
         wait_for("PostgreSQL", lambda: self.answers() or not self.process.alive(), 60)
 
     def answers(self):
@@ -126,7 +127,7 @@ class Postgres:
     def sql(self, text, database=None):
         database = database or ("postgres" if "ROLE" in text or "DATABASE" in text else "tokens")
         place = f"host=127.0.0.1 port={self.port} user=admin dbname={database} connect_timeout=5"
-        return subprocess.run([self.program / "psql", "-XAtqc", text, place], check=True, capture_output=True, text=True,
+        return subprocess.run([*self.prefix, self.program / "psql", "-XAtqc", text, place], check=True, capture_output=True, text=True,
                               cwd="/", env={**os.environ, "PGPASSWORD": PASSWORD}).stdout.strip()
 
     def prepare(self):
