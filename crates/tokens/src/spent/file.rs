@@ -67,8 +67,10 @@ impl Writer {
                 "INSERT OR IGNORE INTO spent (key, nonce) SELECT number, ?2 FROM key WHERE id = ?1",
             )?;
             for mark in marks {
-                key.execute(params![mark.key])?;
-                fresh.push(spend.execute(params![mark.key, mark.nonce])? == 1);
+                let mut spend = || spend.execute(params![mark.key, mark.nonce]);
+                // A key is new once in a week: then nothing could be spent of it.
+                let first = spend()? == 1;
+                fresh.push(first || key.execute(params![mark.key])? == 1 && spend()? == 1);
             }
         }
         transaction.commit()?;
