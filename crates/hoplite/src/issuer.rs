@@ -1,9 +1,18 @@
 //! `hoplite issuer`: gives the holders of accounts tokens for relays, without learning which they are, and never sees a relay. Attester and issuer of
-//! RFC 9576 in one. HTTPS with HTTP/1.1: `/.well-known/private-token-issuer-directory` (RFC 9578 §4) and `/token-request` (§6; batches by
+//! RFC 9576 in one. HTTPS with HTTP/1.1: `/.well-known/private-token-issuer-directory` (RFC 9578 §4) and `/token-request` (§5 and §6; batches by
 //! draft-ietf-privacypass-batched-tokens-08), and, if its file says so, a page for people (`page`). What it grants and what it signs with is decided in `hoplite_tokens::Issuer`.
 
 use std::{
-    borrow::Cow, convert::Infallible, fmt, net::IpAddr, path::Path, sync::Arc, time::Duration,
+    borrow::Cow,
+    convert::Infallible,
+    fmt,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -12,8 +21,9 @@ use bytes::Bytes;
 use hoplite_crypto::{ALPN_HTTP1, Certificates, Tokens, server_tls};
 use hoplite_tokens::{Allowance, BearerRefused, Issuer, IssuerError, IssuerKey};
 use hoplite_wire::privacy_pass::{
-    BATCH_REQUEST_TYPE, BATCH_RESPONSE_TYPE, PrivacyPassError, REQUEST_TYPE, RESPONSE_TYPE,
-    SIGNATURE_LEN, TokenRequest, decode_batch, encode_batch_response,
+    BATCH_REQUEST_TYPE, BATCH_RESPONSE_TYPE, BlindedMessage, LONGEST_REQUEST, PrivacyPassError,
+    REQUEST_TYPE, RESPONSE_TYPE, TokenRequest, TokenResponse, TokenType, decode_batch,
+    encode_batch_response,
 };
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
@@ -49,9 +59,10 @@ use page::Page;
 const TOKEN_REQUEST: &str = "/token-request";
 /// Bytes of a request's head: a bearer of a provider has some thousands, and a third more as the password of Basic.
 const HEAD_SIZE: usize = 16_384;
-/// Bytes of a request for one token, and of what stands before a batch of them.
-const REQUEST_SIZE: usize = 3 + SIGNATURE_LEN;
+/// Bytes of what stands before a batch of requests.
 const BATCH_HEAD: usize = 8;
+/// The mode of the file with secret keys: for this user, and the group that its relays are in.
+const SECRETS_MODE: u32 = 0o640;
 /// How often is looked whether a key is wanted, and how long clients may keep the directory.
 const LOOK: Duration = Duration::from_secs(60);
 const FRESH: u64 = 3600;
@@ -75,6 +86,12 @@ struct Server {
     requests: Mutex<Rates>,
     failures: Mutex<Rates>,
     signers: Semaphore,
+    /// Of keys that are made from now on.
+    token_type: TokenType,
+    /// What relays verify tokens with is written there,
+    secrets: Option<PathBuf>,
+    /// and was, since the last key was made.
+    is_exported: AtomicBool,
     tls: TlsAcceptor,
     limits: Limits,
 }
@@ -95,10 +112,11 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         let pin = identity.pin();
         let server = Arc::new(Server::new(&config, issuer, certificates)?);
         // Relays and clients are told of the next epoch's key from the first moment on.
-        server
-            .rotate()
-            .await
-            .map_err(|error| unusable(&config, &error))?;
+        server.rotate().await.map_err(|error| match error {
+            RotateError::Issuer(error) => unusable(&config, &error),
+            RotateError::Export(failure) => failure,
+        })?;
+        server.tell_other_type();
         let listener = TcpListener::bind(config.listen).await.map_err(|error| {
             let remedy =
                 "stop the program that has this port, or choose another address with `listen`";
@@ -119,6 +137,21 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         }
         Ok(())
     })
+}
+
+/// Why there are no new keys, or why relays are not given them.
+#[derive(Debug, thiserror::Error)]
+enum RotateError {
+    #[error("{0}")]
+    Issuer(#[from] IssuerError),
+    #[error("{0}")]
+    Export(Failure),
+}
+
+impl From<Failure> for RotateError {
+    fn from(failure: Failure) -> Self {
+        Self::Export(failure)
+    }
 }
 
 fn unusable(config: &Config, error: &IssuerError) -> Failure {
@@ -270,7 +303,7 @@ impl Requests {
         let kind = fields.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
         let is_batch = kind == Some(BATCH_REQUEST_TYPE.as_bytes());
         if !is_batch && kind != Some(REQUEST_TYPE.as_bytes()) {
-            let why = "a request for tokens is of another media type (RFC 9578, section 6.1)";
+            let why = "a request for tokens is of another media type (RFC 9578)";
             return Err(refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
         }
         let read = if is_batch {
@@ -284,7 +317,7 @@ impl Requests {
             }
             PrivacyPassError::UnknownType => refusal(
                 StatusCode::UNPROCESSABLE_ENTITY,
-                "only tokens of type 2 are issued",
+                "tokens of this type are not issued",
             ),
             PrivacyPassError::Malformed => {
                 refusal(StatusCode::BAD_REQUEST, "this is no request for tokens")
@@ -293,12 +326,12 @@ impl Requests {
         Ok(Self { all, is_batch })
     }
 
-    fn answer(&self, signatures: &[Option<[u8; SIGNATURE_LEN]>]) -> Result<Answered, Refusal> {
-        match signatures {
+    fn answer(&self, responses: &[Option<TokenResponse>]) -> Result<Answered, Refusal> {
+        match responses {
             all if self.is_batch => Ok((BATCH_RESPONSE_TYPE, encode_batch_response(all).into())),
-            [Some(signature)] => Ok((RESPONSE_TYPE, Bytes::copy_from_slice(signature))),
+            [Some(response)] => Ok((RESPONSE_TYPE, response.encode().into())),
             _ => {
-                let why = "what is to be signed does not fit the key";
+                let why = "the blinded message does not fit the key";
                 Err(refusal(StatusCode::UNPROCESSABLE_ENTITY, why))
             }
         }
@@ -324,9 +357,20 @@ impl Server {
             requests: rates(limits.requests, limits.requests_per_client),
             failures: rates(limits.requests, limits.failures_per_client),
             signers: Semaphore::new(signers.min(Semaphore::MAX_PERMITS)),
+            token_type: config.tokens.into(),
+            secrets: config.secrets.clone(),
+            is_exported: AtomicBool::new(false),
             tls: TlsAcceptor::from(Arc::new(tls)),
             limits,
         })
+    }
+
+    /// Keys that are published are used, whatever the file says now.
+    fn tell_other_type(&self) {
+        let made = self.issuer.lock().token_type(now());
+        if made.is_some_and(|made| made != self.token_type) {
+            info!("tokens are of another type until the keys that are published have been used");
+        }
     }
 
     fn directory(&self) -> Answered {
@@ -352,7 +396,7 @@ impl Server {
                 "too many tokens of no account: try in a minute",
             )
         })?;
-        let most = self.limits.batch.saturating_mul(REQUEST_SIZE) + BATCH_HEAD;
+        let most = self.limits.batch.saturating_mul(LONGEST_REQUEST) + BATCH_HEAD;
         let body = Limited::new(body, most).collect();
         let body = timeout(self.limits.request, body).await.map_err(|_| {
             refusal(
@@ -366,10 +410,10 @@ impl Server {
         let keys = self.keys(&requests.all)?;
         let granted = self.grant(&name, per_day, keys.len())?;
         let work = keys.into_iter().zip(&requests.all).take(granted);
-        let work = work.map(|(key, request)| (key, request.blinded));
-        let mut signatures = self.sign(work.collect()).await?;
-        signatures.resize(requests.all.len(), None);
-        requests.answer(&signatures)
+        let work = work.map(|(key, request)| (key, request.blinded.clone()));
+        let mut responses = self.respond(work.collect()).await?;
+        responses.resize(requests.all.len(), None);
+        requests.answer(&responses)
     }
 
     /// Whose account is shown, and how many tokens it may have in a day: one of the file's, or the holder of a provider's bearer by his pseudonym.
@@ -401,7 +445,9 @@ impl Server {
     /// The key that each request names; all of them, or nothing is counted.
     fn keys(&self, requests: &[TokenRequest]) -> Result<Vec<Arc<IssuerKey>>, Refusal> {
         let issuer = self.issuer.lock();
-        let key = |request: &TokenRequest| issuer.key(request.truncated_key_id, now());
+        let key = |request: &TokenRequest| {
+            issuer.key(request.token_type(), request.truncated_key_id, now())
+        };
         let keys: Option<Vec<_>> = requests.iter().map(key).collect();
         let why = "this key is not in use: fetch the directory of keys again";
         keys.ok_or_else(|| refusal(StatusCode::UNPROCESSABLE_ENTITY, why))
@@ -432,10 +478,10 @@ impl Server {
     }
 
     /// A millisecond of a processor for each, on as many threads as may be.
-    async fn sign(
+    async fn respond(
         &self,
-        work: Vec<(Arc<IssuerKey>, [u8; SIGNATURE_LEN])>,
-    ) -> Result<Vec<Option<[u8; SIGNATURE_LEN]>>, Refusal> {
+        work: Vec<(Arc<IssuerKey>, BlindedMessage)>,
+    ) -> Result<Vec<Option<TokenResponse>>, Refusal> {
         let stopping = || {
             refusal(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -443,32 +489,50 @@ impl Server {
             )
         };
         let _turn = self.signers.acquire().await.map_err(|_| stopping())?;
-        let signed = spawn_blocking(move || {
-            let sign = |(key, blinded): &(Arc<IssuerKey>, _)| key.sign(blinded).ok();
-            work.iter().map(sign).collect()
+        let issued = spawn_blocking(move || {
+            let issue = |(key, blinded): &(Arc<IssuerKey>, _)| key.issue(blinded).ok();
+            work.iter().map(issue).collect()
         });
-        signed.await.map_err(|_| stopping())
+        issued.await.map_err(|_| stopping())
     }
 
-    /// Makes the keys that are wanted: this epoch's and the next one's.
-    async fn rotate(&self) -> Result<(), IssuerError> {
+    /// Makes the keys that are wanted, this epoch's and the next one's, and writes what relays verify tokens with.
+    async fn rotate(&self) -> Result<(), RotateError> {
         loop {
             let Some(epoch) = self.issuer.lock().wanted(now()) else {
+                break;
+            };
+            let token_type = self.token_type;
+            let Ok(key) = spawn_blocking(move || IssuerKey::generate(token_type)).await else {
                 return Ok(());
             };
-            let Ok(key) = spawn_blocking(IssuerKey::generate).await else {
-                return Ok(());
-            };
-            self.issuer.lock().take(epoch, key?, now())?;
+            let key = key.map_err(IssuerError::from)?;
+            self.issuer.lock().take(epoch, key, now())?;
             info!("a key for tokens was made");
+            self.is_exported.store(false, Ordering::Relaxed);
         }
+        if !self.is_exported.load(Ordering::Relaxed) {
+            self.export()?;
+        }
+        Ok(())
+    }
+
+    /// Relays read the file again when they are told to: it is whole at any time, and has the next epoch's key long before that is used.
+    fn export(&self) -> Result<(), RotateError> {
+        if let Some(file) = &self.secrets {
+            let keys = self.issuer.lock().verifier_keys(TOKEN_REQUEST, now());
+            identity::write(file, keys.to_json().as_bytes(), SECRETS_MODE)?;
+            info!("the keys for relays were written");
+        }
+        self.is_exported.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     async fn keep_rotating(&self) {
         loop {
             sleep(LOOK).await;
             if let Err(error) = self.rotate().await {
-                warn!(%error, "no new key for tokens");
+                warn!("no new key for tokens: {error}");
             }
         }
     }

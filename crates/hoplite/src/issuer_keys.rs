@@ -6,7 +6,7 @@ use std::{fmt, path::Path, time::Duration};
 
 use hoplite_crypto::Trust;
 use hoplite_relay::{ConfigError, Handle, IssuerKeys, config::PrivateTokens};
-use hoplite_tokens::{KeyDirectory, KeyDirectoryError};
+use hoplite_tokens::{KeyDirectory, KeyDirectoryError, VerifierKeys};
 use tokio::{sync::watch, time::sleep};
 use tracing::{info, warn};
 
@@ -35,8 +35,12 @@ enum KeysError {
     NoText(#[from] std::str::Utf8Error),
     #[error("{0}")]
     Keys(#[from] KeyDirectoryError),
-    #[error("it lists no key for tokens of type 2")]
+    #[error("it lists no key for tokens")]
     NoKey,
+    #[error(
+        "{0}: give the relay the file that the issuer writes as its `secrets`, as auth.private_tokens.secrets instead of `directory` and `keys`"
+    )]
+    NoSecret(KeyDirectoryError),
     #[error("{0}")]
     Relay(#[from] ConfigError),
 }
@@ -89,7 +93,7 @@ impl Keeper {
         let retry = RETRY.min(config.refresh);
         let mut pause = retry;
         // Relays of a fleet that start together do not ask together.
-        if config.keys.exists() {
+        if config.keys.as_ref().is_some_and(|keys| keys.exists()) {
             sleep(self.within(retry)).await;
         }
         loop {
@@ -120,12 +124,17 @@ impl Keeper {
         if keys.keys.is_empty() {
             return Err(KeysError::NoKey);
         }
+        let keys = VerifierKeys::public(keys).map_err(KeysError::NoSecret)?;
         let is_new = self.keys.replace(&keys)?;
-        if is_new || !config.keys.exists() {
-            store(&config.keys, &keys);
+        let file = config.keys.as_ref();
+        if let Some(file) = file.filter(|file| is_new || !file.exists()) {
+            store(file, keys.directory());
         }
         if is_new || self.is_failing {
-            info!(keys = keys.keys.len(), "the issuer's keys were read");
+            info!(
+                keys = keys.directory().keys.len(),
+                "the issuer's keys were read"
+            );
         }
         self.is_failing = false;
         Ok(())

@@ -23,11 +23,12 @@ use clap::Args;
 use hoplite_crypto::{ALPN_HTTP1, Token, Trust, client_tls};
 use hoplite_masque::TokenSource;
 use hoplite_overlay::{Error, ErrorKind, Opening, Overlay, Reason, Terms, direct::Direct};
-use hoplite_tokens::{KeyDirectory, KeyError, PendingToken, Stock, challenge_digest};
+use hoplite_tokens::{ChallengeDigests, KeyDirectory, KeyError, PendingToken, Stock};
 use hoplite_wire::{
     Host, Target,
     privacy_pass::{
-        BATCH_REQUEST_TYPE, PrivateToken, TokenChallenge, decode_batch_response, encode_batch,
+        BATCH_REQUEST_TYPE, PrivateToken, TokenResponse, TokenType, decode_batch_response,
+        encode_batch,
     },
 };
 use http::{Method, Request, StatusCode, header};
@@ -233,7 +234,8 @@ struct Trouble {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Origin {
     name: String,
-    challenge: [u8; 32],
+    /// Of each type: the issuer's keys say which its tokens have, and may come to say another.
+    challenges: ChallengeDigests,
 }
 
 /// A name for which tokens are kept.
@@ -406,15 +408,30 @@ fn origin(relay: &client::Relay) -> &str {
 
 impl Origin {
     fn new(issuer: &Issuer, name: &str) -> Result<Self, AskError> {
-        let challenge = TokenChallenge {
-            issuer: issuer.name.clone(),
-            redemption_context: None,
-            origin_info: name.to_owned(),
-        };
+        let challenges = ChallengeDigests::ahead(&issuer.name, name);
         Ok(Self {
             name: name.to_owned(),
-            challenge: challenge_digest(&challenge).map_err(|_| AskError::Challenge)?,
+            challenges: challenges.map_err(|_| AskError::Challenge)?,
         })
+    }
+
+    /// Takes a token for it out of the purse, whichever type it has: while an issuer changes from one to the other, relays take both.
+    fn take(&self, purse: &mut dyn Purse) -> io::Result<Option<PrivateToken>> {
+        for token_type in TokenType::ALL {
+            if let Some(token) = purse.take(self.challenges.of(token_type))? {
+                return Ok(Some(token));
+            }
+        }
+        Ok(None)
+    }
+
+    /// How many tokens for it there are.
+    fn count(&self, purse: &mut dyn Purse) -> io::Result<usize> {
+        let mut count: usize = 0;
+        for token_type in TokenType::ALL {
+            count = count.saturating_add(purse.count(self.challenges.of(token_type))?);
+        }
+        Ok(count)
     }
 }
 
@@ -532,7 +549,7 @@ impl Wallet {
         let trouble = self.trouble.lock().as_ref().map(|it| it.why.clone());
         let mut purse = self.purse.lock();
         let of = |kept: &Kept| TokensLeft {
-            left: purse.count(&kept.origin.challenge).unwrap_or_default(),
+            left: kept.origin.count(&mut **purse).unwrap_or_default(),
             origin: kept.origin.name.clone(),
             trouble: trouble.clone(),
         };
@@ -542,8 +559,7 @@ impl Wallet {
     /// Takes one out. From then on tokens are kept for this name; one of the list for which none was taken for longest makes room for it.
     fn taken(&self, origin: &Origin) -> io::Result<Option<PrivateToken>> {
         let mut purse = self.purse.lock();
-        let challenge = &origin.challenge;
-        let (taken, left) = (purse.take(challenge)?, purse.count(challenge)?);
+        let (taken, left) = (origin.take(&mut **purse)?, origin.count(&mut **purse)?);
         drop(purse);
         let mut all = self.kept.lock();
         let place = all.iter().position(|kept| kept.origin == *origin);
@@ -639,7 +655,7 @@ impl Wallet {
     /// Somebody waits for a token for this name.
     async fn fill_for(&self, origin: &Origin) {
         let asking = self.asking.lock().await;
-        let left = self.purse.lock().count(&origin.challenge);
+        let left = origin.count(&mut **self.purse.lock());
         if self.is_in_trouble() || left.is_ok_and(|left| left > 0) {
             return;
         }
@@ -671,7 +687,7 @@ impl Wallet {
     async fn ask_for_missing(&self) -> Result<(), AskError> {
         let kept = self.kept.lock().clone();
         let missing = |kept: Kept| {
-            let has = self.purse.lock().count(&kept.origin.challenge);
+            let has = kept.origin.count(&mut **self.purse.lock());
             let has = has.map_err(AskError::Purse)?;
             Ok::<_, AskError>((kept.origin, kept.keep.saturating_sub(has)))
         };
@@ -687,7 +703,7 @@ impl Wallet {
         let retained = self.purse.lock().retain(&listed);
         retained.map_err(AskError::Purse)?;
         for (origin, missing) in wanted.into_iter().filter(|(_, missing)| *missing > 0) {
-            let tokens = self.issued(&keys, origin.challenge, missing).await?;
+            let tokens = self.issued(&keys, &origin, missing).await?;
             let put = self.purse.lock().put(&tokens);
             put.map_err(AskError::Purse)?;
             let most = self.issuer.keep;
@@ -705,10 +721,11 @@ impl Wallet {
     async fn issued(
         &self,
         keys: &KeyDirectory,
-        challenge: [u8; 32],
+        origin: &Origin,
         number: usize,
     ) -> Result<Vec<PrivateToken>, AskError> {
         let key = keys.current(unix_time()).ok_or(AskError::NoKey)?.clone();
+        let challenge = *origin.challenges.of(key.token_type());
         // Some milliseconds of arithmetic for each.
         let blinded = tokio::task::spawn_blocking(move || {
             let blinded = (0..number).map(|_| key.request(&challenge));
@@ -718,13 +735,13 @@ impl Wallet {
         let body = Bytes::from(encode_batch(&requests));
         let uri = path_of(&keys.request_uri);
         let answer = self.ask(Method::POST, &uri, Some(body)).await?;
-        let signatures = decode_batch_response(&answer, pending.len());
-        let signatures = signatures.map_err(|_| AskError::Unfit)?;
+        let responses = decode_batch_response(&answer, pending.len());
+        let responses = responses.map_err(|_| AskError::Unfit)?;
         let finished = tokio::task::spawn_blocking(move || {
-            let given = pending.into_iter().zip(signatures);
-            let given = given.filter_map(|(pending, signature)| Some((pending, signature?)));
+            let given = pending.into_iter().zip(responses);
+            let given = given.filter_map(|(pending, response)| Some((pending, response?)));
             let finish =
-                |(pending, signature): (PendingToken, [u8; 256])| pending.finish(&signature);
+                |(pending, response): (PendingToken, TokenResponse)| pending.finish(&response);
             given.map(finish).collect::<Result<Vec<_>, _>>()
         });
         Ok(finished.await.unwrap_or(Err(KeyError::Unusable))?)
@@ -851,7 +868,7 @@ impl fmt::Debug for Wallet {
 
 #[cfg(test)]
 mod tests {
-    use hoplite_wire::privacy_pass::SIGNATURE_LEN;
+    use hoplite_wire::privacy_pass::{Authenticator, TokenInput};
 
     use super::*;
 
@@ -860,10 +877,14 @@ mod tests {
 
     impl Purse for Bag {
         fn take(&mut self, challenge: &[u8; 32]) -> io::Result<Option<PrivateToken>> {
-            let signed = PrivateToken::signed_part(&[0; 32], challenge, &[0; 32]);
+            let input = TokenInput {
+                nonce: [0; 32],
+                challenge_digest: *challenge,
+                key_id: [0; 32],
+            };
             let left = self.0.checked_sub(1);
             self.0 = left.unwrap_or(0);
-            Ok(left.map(|_| PrivateToken::new(&signed, &[0; SIGNATURE_LEN])))
+            Ok(left.map(|_| PrivateToken::new(input, Authenticator::Voprf([0; 48]))))
         }
 
         fn count(&mut self, _: &[u8; 32]) -> io::Result<usize> {

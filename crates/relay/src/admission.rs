@@ -14,7 +14,8 @@ use std::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 use hoplite_crypto::{Token, Tokens};
 use hoplite_tokens::{
-    AlreadySpent, KeyDirectory, SpentOptions, SpentTokens, TokenRefused, Verifier,
+    AlreadySpent, KeyDirectory, KeyDirectoryError, SpentOptions, SpentTokens, TokenRefused,
+    Verifier, VerifierKeys,
 };
 use hoplite_wire::privacy_pass::PrivateToken;
 use parking_lot::Mutex;
@@ -115,7 +116,7 @@ impl Admission {
     ///
     /// # Errors
     /// What is spent cannot be read or used.
-    pub(crate) fn with_keys(&self, keys: &KeyDirectory) -> Result<Option<Self>, ConfigError> {
+    pub(crate) fn with_keys(&self, keys: &VerifierKeys) -> Result<Option<Self>, ConfigError> {
         let private = self.private.as_ref();
         let Some(private) = private.filter(|private| private.verifier.keys() != keys) else {
             return Ok(None);
@@ -184,22 +185,23 @@ impl Private {
     }
 
     /// What was spent is opened anew: when it may forget a token is told by the keys.
-    fn with_keys(&self, keys: KeyDirectory) -> Result<Self, ConfigError> {
+    fn with_keys(&self, keys: VerifierKeys) -> Result<Self, ConfigError> {
         let kept = (Arc::clone(&self.again), Arc::clone(&self.unchecked));
         Self::of(&self.config, keys, kept, &self.metrics)
     }
 
     fn of(
         config: &PrivateTokens,
-        keys: KeyDirectory,
+        keys: VerifierKeys,
         (again, unchecked): (Arc<Again>, Arc<Bucket>),
         metrics: &Arc<Metrics>,
     ) -> Result<Self, ConfigError> {
         let options = options(config, metrics);
         let spent = if let Some(store) = &config.store {
-            SpentTokens::share(store.read()?, &keys, store.connections, options)
+            SpentTokens::share(store.read()?, keys.directory(), store.connections, options)
         } else {
-            let ids: Vec<_> = keys.keys.iter().map(|listed| *listed.key.id()).collect();
+            let listed = &keys.directory().keys;
+            let ids: Vec<_> = listed.iter().map(|listed| *listed.key.id()).collect();
             let file = config.spent();
             SpentTokens::open(&file, &ids, unix_time(), options)
                 .map_err(|error| wrong("auth.private_tokens.spent", &error, &file))?
@@ -263,15 +265,37 @@ impl Private {
 }
 
 /// The issuer's keys as the file has them: none yet, if they are still to be fetched.
-fn keys(config: &PrivateTokens) -> Result<KeyDirectory, ConfigError> {
-    let unread = |why: &dyn fmt::Display| wrong("auth.private_tokens.keys", why, &config.keys);
-    let text = match std::fs::read_to_string(&config.keys) {
+fn keys(config: &PrivateTokens) -> Result<VerifierKeys, ConfigError> {
+    if let Some(file) = &config.secrets {
+        let key = "auth.private_tokens.secrets";
+        let text = hoplite_config::secret_text(file);
+        let text = text.map_err(|problem| ConfigError::new(key, problem))?;
+        return VerifierKeys::parse(&text).map_err(|error| {
+            let remedy = match error {
+                KeyDirectoryError::NoSecret(_) => {
+                    ": take the file that the issuer writes as its `secrets`, not its directory"
+                }
+                _ => "",
+            };
+            wrong(key, &format!("{error}{remedy}"), file)
+        });
+    }
+    let file = config.keys.clone().unwrap_or_default();
+    let unread = |why: &dyn fmt::Display| wrong("auth.private_tokens.keys", why, &file);
+    let text = match std::fs::read_to_string(&file) {
         Err(error) if error.kind() == ErrorKind::NotFound && config.directory.is_some() => {
-            return Ok(KeyDirectory::default());
+            return Ok(VerifierKeys::default());
         }
         text => text.map_err(|error| unread(&error))?,
     };
-    KeyDirectory::parse(&text).map_err(|error| unread(&error))
+    let keys = KeyDirectory::parse(&text).and_then(VerifierKeys::public);
+    keys.map_err(|error| {
+        let remedy = match error {
+            KeyDirectoryError::NoSecret(_) => ": give the relay the file that the issuer writes as its `secrets`, as `secrets` instead of `keys`",
+            _ => "",
+        };
+        unread(&format!("{error}{remedy}"))
+    })
 }
 
 fn wrong(key: &'static str, why: &dyn fmt::Display, file: &Path) -> ConfigError {

@@ -129,8 +129,13 @@ pub struct PrivateTokens {
     pub issuer: String,
     /// What tokens are for: a name of this relay, or of a fleet whose relays share what is spent.
     pub origin: String,
-    /// A file with the issuer's directory of keys (RFC 9578 §4); read again when the relay is told to reload.
-    pub keys: PathBuf,
+    /// A file with the issuer's directory of keys (RFC 9578 §4), which verify tokens of blind RSA; read again when the relay is told to reload.
+    #[serde(default)]
+    pub keys: Option<PathBuf>,
+    /// The file that the issuer writes for relays of its operator instead, with the secret keys by which tokens of the VOPRF are verified. Not open to
+    /// everybody; read again as `keys` is.
+    #[serde(default)]
+    pub secrets: Option<PathBuf>,
     /// Where the issuer publishes it: whoever runs the relay fetches it from there, and keeps it in that file, which need not be there at first.
     #[serde(default)]
     pub directory: Option<String>,
@@ -195,7 +200,15 @@ impl PrivateTokens {
                 return Err(ConfigError::new(key, problem));
             }
         }
+        if self.keys.is_some() == self.secrets.is_some() {
+            let problem = "expected either `keys` or `secrets`";
+            return Err(ConfigError::new("auth.private_tokens.keys", problem));
+        }
         let address = self.directory.as_deref();
+        if address.is_some() && self.secrets.is_some() {
+            let problem = "what is published has no secret keys: the issuer writes `secrets` itself; take `directory` away";
+            return Err(ConfigError::new("auth.private_tokens.directory", problem));
+        }
         if address.is_some_and(|address| !address.starts_with("https://")) {
             let problem = "expected the https:// address of the issuer";
             return Err(ConfigError::new("auth.private_tokens.directory", problem));

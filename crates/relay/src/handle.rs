@@ -14,7 +14,7 @@ use std::{
 use arc_swap::{ArcSwap, ArcSwapOption};
 use hoplite_crypto::{Certificates, Identity, IdentityError, Pin, onion::OnionKeys};
 use hoplite_quic::{Hooks, Watch, server::Secrets};
-use hoplite_tokens::KeyDirectory;
+use hoplite_tokens::VerifierKeys;
 use hoplite_wire::OnionKey;
 use tokio::sync::{mpsc, watch};
 
@@ -87,7 +87,7 @@ impl IssuerKeys {
     ///
     /// # Errors
     /// What is spent cannot be read or used; the old keys stay.
-    pub fn replace(&self, keys: &KeyDirectory) -> Result<bool, ConfigError> {
+    pub fn replace(&self, keys: &VerifierKeys) -> Result<bool, ConfigError> {
         let admission = self.0.admission.load();
         let changed = admission.with_keys(keys)?;
         self.0.metrics.issuer_keys_fetched(unix_time());

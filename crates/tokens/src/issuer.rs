@@ -4,12 +4,13 @@
 use std::{path::Path, sync::Arc};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use hoplite_wire::privacy_pass::TokenType;
 use ring::hmac;
 use rusqlite::{Connection, OptionalExtension, params};
 use zeroize::Zeroizing;
 
 use crate::{
-    Holder, IssuerKey, KeyDirectory, KeyError, ListedKey,
+    Holder, IssuerKey, KeyDirectory, KeyError, ListedKey, VerifierKeys,
     private_file::{self, FileError},
 };
 
@@ -101,13 +102,14 @@ impl Issuer {
     }
 
     fn kept(&self) -> Result<Vec<(u64, Arc<IssuerKey>)>, IssuerError> {
+        // Of whichever type: `pem` has its name from blind RSA.
         let mut rows = self
             .file
             .prepare("SELECT epoch, pem FROM key ORDER BY epoch")?;
         let rows = rows.query_map([], |row| Ok((row.get(0)?, Zeroizing::new(row.get(1)?))))?;
         rows.map(|row| {
-            let (epoch, pem): (u64, Zeroizing<String>) = row?;
-            let key = IssuerKey::from_pem(&pem).map_err(|_| IssuerError::Damaged(epoch))?;
+            let (epoch, text): (u64, Zeroizing<String>) = row?;
+            let key = IssuerKey::from_text(&text).map_err(|_| IssuerError::Damaged(epoch))?;
             Ok((epoch, Arc::new(key)))
         })
         .collect()
@@ -122,17 +124,25 @@ impl Issuer {
             .find(|wanted| !has(*wanted))
     }
 
+    /// The type of tokens that are made in this epoch, if it has a key: that which was set when it was published.
+    pub fn token_type(&self, now: u64) -> Option<TokenType> {
+        let epoch = now / self.epoch;
+        let mut keys = self.keys.iter();
+        let key = keys.find(|(of, _)| *of == epoch);
+        key.map(|(_, key)| key.public().token_type())
+    }
+
     /// Takes a key for an epoch, which was made beside it because that takes a second; forgets those whose time has passed.
     ///
     /// # Errors
     /// [`IssuerError`]: then it has the key neither here nor in the file.
     pub fn take(&mut self, epoch: u64, key: IssuerKey, now: u64) -> Result<(), IssuerError> {
-        let pem = key.to_pem()?;
+        let text = key.to_text()?;
         let first = (now / self.epoch).saturating_sub(1);
         let transaction = self.file.transaction()?;
         transaction.execute("DELETE FROM key WHERE epoch < ?1", [first])?;
         let insert = "INSERT OR REPLACE INTO key (epoch, pem) VALUES (?1, ?2)";
-        transaction.execute(insert, params![epoch, pem.as_str()])?;
+        transaction.execute(insert, params![epoch, text.as_str()])?;
         transaction.commit()?;
         self.keys
             .retain(|(other, _)| *other >= first && *other != epoch);
@@ -161,23 +171,32 @@ impl Issuer {
         }
     }
 
+    /// The same with what relays of its own operator verify tokens with: its secret keys of the VOPRF.
+    pub fn verifier_keys(&self, request_uri: &str, now: u64) -> VerifierKeys {
+        let keys = self.published(now / self.epoch);
+        let secrets = keys.map(|(_, key)| Arc::clone(key)).collect();
+        // None is missing: it has all of them.
+        VerifierKeys::new(self.directory(request_uri, now), secrets).unwrap_or_default()
+    }
+
     fn published(&self, epoch: u64) -> impl Iterator<Item = &(u64, Arc<IssuerKey>)> {
         self.keys
             .iter()
             .filter(move |(of, _)| of.abs_diff(epoch) <= 1)
     }
 
-    /// The key with this truncated id, if it is in use: this epoch's or, for who asked before it began, the last one's.
-    pub fn key(&self, truncated_id: u8, now: u64) -> Option<Arc<IssuerKey>> {
+    /// The key of this type and truncated id, if it is in use: this epoch's or, for who asked before it began, the last one's.
+    pub fn key(&self, token_type: TokenType, truncated_id: u8, now: u64) -> Option<Arc<IssuerKey>> {
         let epoch = now / self.epoch;
         let mut keys: Vec<_> = self
             .published(epoch)
             .filter(|(of, _)| *of <= epoch)
             .collect();
         keys.reverse();
-        let found = keys
-            .into_iter()
-            .find(|(_, key)| key.public().truncated_id() == truncated_id);
+        let found = keys.into_iter().find(|(_, key)| {
+            let public = key.public();
+            public.token_type() == token_type && public.truncated_id() == truncated_id
+        });
         found.map(|(_, key)| Arc::clone(key))
     }
 
@@ -237,8 +256,12 @@ mod tests {
 
     /// Makes what keys are wanted.
     fn rotate(issuer: &mut Issuer, now: u64) {
+        rotate_to(issuer, TokenType::Voprf, now);
+    }
+
+    fn rotate_to(issuer: &mut Issuer, token_type: TokenType, now: u64) {
         while let Some(epoch) = issuer.wanted(now) {
-            let key = IssuerKey::generate().expect("a key");
+            let key = IssuerKey::generate(token_type).expect("a key");
             issuer.take(epoch, key, now).expect("kept");
         }
     }
@@ -275,10 +298,50 @@ mod tests {
             panic!("{listed:?}")
         };
         let (this, next) = (this.key.truncated_id(), next.key.truncated_id());
-        assert!(issuer.key(this, NOW).is_some() && issuer.key(this, NOW + EPOCH).is_some());
-        assert!(issuer.key(this, NOW + 2 * EPOCH).is_none());
-        assert!(this == next || issuer.key(next, NOW).is_none(), "not yet");
-        assert!(issuer.key(next, NOW + EPOCH).is_some());
+        let has = |id, now| issuer.key(TokenType::Voprf, id, now).is_some();
+        assert!(has(this, NOW) && has(this, NOW + EPOCH));
+        assert!(!has(this, NOW + 2 * EPOCH));
+        assert!(this == next || !has(next, NOW), "not yet");
+        assert!(has(next, NOW + EPOCH));
+        assert!(issuer.key(TokenType::BlindRsa, this, NOW).is_none());
+    }
+
+    #[test]
+    fn another_type_of_tokens_begins_with_the_next_key_that_is_made_and_the_old_ones_go_on() {
+        let place = place();
+        let mut issuer = issuer(&place);
+        rotate_to(&mut issuer, TokenType::BlindRsa, NOW);
+        // The next epoch's key is published already: relays have it.
+        let later = NOW + EPOCH;
+        rotate_to(&mut issuer, TokenType::Voprf, later);
+        assert_eq!(issuer.token_type(later), Some(TokenType::BlindRsa));
+        let switched = later + EPOCH;
+        rotate_to(&mut issuer, TokenType::Voprf, switched);
+        assert_eq!(issuer.token_type(switched), Some(TokenType::Voprf));
+        let keys = issuer.verifier_keys("/ask", switched);
+        let types = keys.directory().keys.iter();
+        let types: Vec<_> = types.map(|listed| listed.key.token_type()).collect();
+        let (voprf, rsa) = (TokenType::Voprf, TokenType::BlindRsa);
+        assert_eq!(types, [voprf, rsa, voprf]);
+        let read = VerifierKeys::parse(&keys.to_json()).expect("for relays");
+        assert_eq!(read, keys);
+        let current = |now| issuer.directory("/ask", now).current(now).cloned();
+        for (now, token_type) in [(later, rsa), (switched, voprf)] {
+            let key = current(now).expect("a key");
+            assert_eq!(key.token_type(), token_type);
+            let found = issuer.key(token_type, key.truncated_id(), now);
+            assert_eq!(found.expect("in use").public(), &key);
+        }
+    }
+
+    #[test]
+    fn nobody_is_told_the_secret_keys_in_the_directory() {
+        let mut issuer = issuer(&place());
+        rotate(&mut issuer, NOW);
+        let keys = issuer.verifier_keys("/ask", NOW);
+        assert_eq!(keys.to_json().matches("secret-key").count(), 2);
+        assert!(!keys.directory().to_json().contains("secret"));
+        assert_eq!(keys.directory(), &issuer.directory("/ask", NOW));
     }
 
     #[test]

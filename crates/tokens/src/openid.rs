@@ -444,6 +444,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use hoplite_wire::privacy_pass::TokenType;
 
     const NOW: u64 = 1_000_000;
 
@@ -462,7 +463,8 @@ mod tests {
     impl Provider {
         fn new() -> Self {
             let random = SystemRandom::new();
-            let pem = crate::IssuerKey::generate().and_then(|key| key.to_pem());
+            let key = crate::IssuerKey::generate(TokenType::BlindRsa);
+            let pem = key.and_then(|key| key.to_text());
             let pem = pem.expect("a key");
             let inner: String = pem.lines().filter(|line| !line.starts_with('-')).collect();
             let der = base64::engine::general_purpose::STANDARD.decode(inner);

@@ -294,12 +294,16 @@ impl fmt::Debug for Reports {
 
 #[cfg(test)]
 mod testing {
-    use hoplite_wire::privacy_pass::{PrivateToken, SIGNATURE_LEN};
+    use hoplite_wire::privacy_pass::{Authenticator, PrivateToken, TokenInput};
 
     pub(super) fn token(number: u64, key: u8) -> PrivateToken {
         let mut nonce = [0; 32];
         nonce[..8].copy_from_slice(&number.to_be_bytes());
-        let signed = PrivateToken::signed_part(&nonce, &[0; 32], &[key; 32]);
-        PrivateToken::new(&signed, &[0; SIGNATURE_LEN])
+        let input = TokenInput {
+            nonce,
+            challenge_digest: [0; 32],
+            key_id: [key; 32],
+        };
+        PrivateToken::new(input, Authenticator::BlindRsa([0; 256]))
     }
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use hoplite_wire::privacy_pass::PrivateToken;
 use rusqlite::{Connection, OptionalExtension, params};
+use zeroize::Zeroizing;
 
 use crate::private_file::{self, FileError};
 
@@ -56,7 +57,7 @@ impl Stock {
                 .prepare("INSERT INTO token (challenge, key, token) VALUES (?1, ?2, ?3)")?;
             for token in tokens {
                 let (challenge, key) = (token.challenge_digest(), token.key_id());
-                put.execute(params![challenge, key, token.as_bytes().as_slice()])?;
+                put.execute(params![challenge, key, token.encode().as_slice()])?;
             }
         }
         Ok(transaction.commit()?)
@@ -70,7 +71,8 @@ impl Stock {
         let mut take = self.0.prepare_cached(
             "DELETE FROM token WHERE number = (SELECT min(number) FROM token WHERE challenge = ?1) RETURNING token",
         )?;
-        let bytes: Option<Vec<u8>> = take.query_row([challenge], |row| row.get(0)).optional()?;
+        let bytes = take.query_row([challenge], |row| row.get(0).map(Zeroizing::new));
+        let bytes: Option<Zeroizing<Vec<u8>>> = bytes.optional()?;
         Ok(bytes.and_then(|bytes| PrivateToken::decode(&bytes).ok()))
     }
 
@@ -118,13 +120,22 @@ impl Stock {
 mod tests {
     use std::{collections::HashSet, os::unix::fs::PermissionsExt};
 
-    use hoplite_wire::privacy_pass::SIGNATURE_LEN;
+    use hoplite_wire::privacy_pass::{Authenticator, TokenInput};
 
     use super::*;
 
     fn token(number: u8, challenge: u8, key: u8) -> PrivateToken {
-        let signed = PrivateToken::signed_part(&[number; 32], &[challenge; 32], &[key; 32]);
-        PrivateToken::new(&signed, &[0; SIGNATURE_LEN])
+        let input = TokenInput {
+            nonce: [number; 32],
+            challenge_digest: [challenge; 32],
+            key_id: [key; 32],
+        };
+        // Of both types.
+        let authenticator = match number % 2 {
+            0 => Authenticator::Voprf([0; 48]),
+            _ => Authenticator::BlindRsa([0; 256]),
+        };
+        PrivateToken::new(input, authenticator)
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{
 
 use hoplite_crypto::Token;
 use hoplite_relay::config::Tls;
-use hoplite_wire::Target;
+use hoplite_wire::{Target, privacy_pass::TokenType};
 use serde::Deserialize;
 
 use super::Document;
@@ -30,6 +30,10 @@ pub(crate) struct Config {
     pub(crate) tls: Option<Tls>,
     /// The file of its keys for tokens, and of what its accounts have had.
     pub(crate) store: PathBuf,
+    /// How tokens are made, with the keys that are made from now on.
+    pub(crate) tokens: Tokens,
+    /// The file that relays of the same operator verify tokens with; written at the start and with each new key.
+    pub(crate) secrets: Option<PathBuf>,
     /// How long a key is used.
     #[serde(deserialize_with = "hoplite_config::seconds")]
     pub(crate) epoch: Duration,
@@ -41,6 +45,26 @@ pub(crate) struct Config {
     pub(crate) page: Option<Page>,
     /// Bounds of the server.
     pub(crate) limits: Limits,
+}
+
+/// How tokens are made, and who can verify them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Tokens {
+    /// Type 2: anybody, by what the issuer publishes.
+    #[default]
+    BlindRsa,
+    /// Type 1: relays that have its secret keys.
+    Voprf,
+}
+
+impl From<Tokens> for TokenType {
+    fn from(tokens: Tokens) -> Self {
+        match tokens {
+            Tokens::BlindRsa => Self::BlindRsa,
+            Tokens::Voprf => Self::Voprf,
+        }
+    }
 }
 
 /// What the page knows, and everybody may know.
@@ -245,6 +269,8 @@ impl Default for Config {
             identity: "identity".into(),
             tls: None,
             store: "issuer.sqlite".into(),
+            tokens: Tokens::default(),
+            secrets: None,
             epoch: Duration::from_secs(7 * 24 * 3600),
             account: Vec::new(),
             oidc: None,
@@ -281,6 +307,7 @@ pub(crate) fn read(document: &Document) -> Result<Config, Failure> {
     let beside = |path: &PathBuf| super::beside(document.path(), path);
     config.identity = beside(&config.identity);
     config.store = beside(&config.store);
+    config.secrets = config.secrets.as_ref().map(beside);
     if let Some(tls) = &mut config.tls {
         (tls.cert, tls.key) = (beside(&tls.cert), beside(&tls.key));
     }
@@ -335,6 +362,20 @@ fn complaints(config: &Config, document: &Document) -> Vec<Complaint> {
     }
     for (key, why) in config.oidc.iter().flat_map(Oidc::wrongs) {
         add(&format!("oidc.{key}"), why, "correct the value");
+    }
+    if config.tokens == Tokens::Voprf {
+        if config.secrets.is_none() {
+            let why = "nobody could verify these tokens: relays need the secret keys";
+            add(
+                "tokens",
+                why,
+                "say in which file they are written: `secrets`",
+            );
+        }
+        if config.page.is_some() {
+            let why = "the page makes tokens of blind RSA alone";
+            add("page", why, "take it away, or `tokens`");
+        }
     }
     let is_name = |name: &str| (1..=255).contains(&name.len()) && !name.contains(',');
     if let Some(page) = &config.page {

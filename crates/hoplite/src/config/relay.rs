@@ -82,7 +82,9 @@ fn resolve_paths(config: &mut Config, file: &Path) {
         tls.key = super::beside(file, &tls.key);
     }
     if let Some(private) = &mut config.auth.private_tokens {
-        private.keys = super::beside(file, &private.keys);
+        for path in [&mut private.keys, &mut private.secrets] {
+            *path = path.as_ref().map(|path| super::beside(file, path));
+        }
         match &mut private.store {
             None => private.spent = Some(super::beside(file, &private.spent())),
             Some(store) => {

@@ -210,13 +210,17 @@ fn done(answer: &str) -> Option<()> {
 #[cfg(test)]
 mod tests {
     use hoplite_tokens::Stock;
-    use hoplite_wire::privacy_pass::SIGNATURE_LEN;
+    use hoplite_wire::privacy_pass::{Authenticator, TokenInput};
 
     use super::*;
 
     fn token(number: u8, challenge: u8, key: u8) -> PrivateToken {
-        let signed = PrivateToken::signed_part(&[number; 32], &[challenge; 32], &[key; 32]);
-        PrivateToken::new(&signed, &[0; SIGNATURE_LEN])
+        let input = TokenInput {
+            nonce: [number; 32],
+            challenge_digest: [challenge; 32],
+            key_id: [key; 32],
+        };
+        PrivateToken::new(input, Authenticator::BlindRsa([0; 256]))
     }
 
     fn files(place: &tempfile::TempDir) -> Files {

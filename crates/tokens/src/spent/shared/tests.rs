@@ -2,6 +2,7 @@
 
 use std::{collections::HashSet, net::SocketAddr, sync::atomic::AtomicU8};
 
+use hoplite_wire::privacy_pass::{Authenticator, PrivateToken, TokenInput, TokenType};
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -434,7 +435,10 @@ fn a_url_is_read_and_never_shown() {
 fn marks_of_a_key_end_a_month_after_its_tokens_as_the_next_keys_begin() {
     let directory = |starts: &[u64]| {
         let listed = |start: &u64| ListedKey {
-            key: IssuerKey::generate().expect("a key").public().clone(),
+            key: IssuerKey::generate(TokenType::Voprf)
+                .expect("a key")
+                .public()
+                .clone(),
             not_before: *start,
         };
         KeyDirectory {
@@ -461,7 +465,10 @@ fn marks_of_a_key_end_a_month_after_its_tokens_as_the_next_keys_begin() {
 async fn a_token_whose_mark_may_be_forgotten_is_spent_without_a_question() {
     let redis = Redis::start(Manner::Honest).await;
     let keys = [0, 1000].map(|not_before| ListedKey {
-        key: IssuerKey::generate().expect("a key").public().clone(),
+        key: IssuerKey::generate(TokenType::Voprf)
+            .expect("a key")
+            .public()
+            .clone(),
         not_before,
     });
     let id = *keys[0].key.id();
@@ -471,8 +478,12 @@ async fn a_token_whose_mark_may_be_forgotten_is_spent_without_a_question() {
     };
     let server = SpentServer::new(&redis.url(), &tls()).expect("a server");
     let store = SpentTokens::share(server, &keys, 1, SpentOptions::default());
-    let signed = hoplite_wire::privacy_pass::PrivateToken::signed_part(&[1; 32], &[0; 32], &id);
-    let old = hoplite_wire::privacy_pass::PrivateToken::new(&signed, &[0; 256]);
+    let input = TokenInput {
+        nonce: [1; 32],
+        challenge_digest: [0; 32],
+        key_id: id,
+    };
+    let old = PrivateToken::new(input, Authenticator::Voprf([0; 48]));
     assert_eq!(store.spend(&old).await.expect("known"), Err(AlreadySpent));
     assert_eq!(redis.asked(), 0);
 }
