@@ -187,9 +187,11 @@ impl VerifierKeys {
         Self::new(directory, Vec::new())
     }
 
+    /// A directory and the secret keys of those in it that are of the VOPRF, in any order and among others.
+    ///
     /// # Errors
-    /// [`KeyDirectoryError::NoSecret`].
-    pub(crate) fn new(
+    /// [`KeyDirectoryError::NoSecret`]: one is missing.
+    pub fn new(
         directory: KeyDirectory,
         secrets: Vec<Arc<IssuerKey>>,
     ) -> Result<Self, KeyDirectoryError> {

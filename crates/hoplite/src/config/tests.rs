@@ -623,6 +623,16 @@ fn what_is_wrong_with_an_issuers_file_is_told_by_key() {
         let told = file(text);
         assert!(told.contains(key), "{told}");
     }
+    let start = "tokens = \"voprf\"\n";
+    let account = "[[account]]\nname = \"ann\"\ntoken = \"t\"\n";
+    let of = |text: &str| issuer::read(&document(text).expect("valid"));
+    let told = of(&format!("{start}{account}")).expect_err("no relay could verify them");
+    assert!(told.to_string().contains("`secrets`"), "{told}");
+    let start = format!("{start}secrets = \"s\"\n");
+    let read = of(&format!("{start}{account}")).expect("right");
+    assert_eq!(read.tokens, issuer::Tokens::Voprf);
+    let told = of(&format!("{start}{account}[page]\nissuer = \"i\"\n")).expect_err("no page");
+    assert!(told.to_string().contains("blind RSA alone"), "{told}");
 }
 
 #[test]

@@ -9,8 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hoplite_tokens::{IssuerKey, KeyDirectory, ListedKey, Verifier};
-use hoplite_wire::privacy_pass::PrivateToken;
+use hoplite_tokens::{ChallengeDigests, IssuerKey, KeyDirectory, ListedKey};
+use hoplite_wire::privacy_pass::{PrivateToken, TokenType};
 use rustix::process::Signal;
 
 use crate::{
@@ -45,10 +45,10 @@ fn directory(keys: &[&IssuerKey]) -> KeyDirectory {
 
 /// A token that this key has signed.
 fn token(key: &IssuerKey) -> PrivateToken {
-    let verifier = Verifier::new("issuer.test", "relay.test", directory(&[key])).expect("names");
-    let asked = key.public().request(verifier.challenge_digest());
+    let digests = ChallengeDigests::ahead("issuer.test", "relay.test").expect("names");
+    let asked = key.public().request(digests.of(TokenType::BlindRsa));
     let (request, pending) = asked.expect("a request");
-    let answer = key.sign(&request.blinded).expect("a signature");
+    let answer = key.issue(&request.blinded).expect("an answer");
     pending.finish(&answer).expect("a token")
 }
 
@@ -86,7 +86,7 @@ fn a_relay_fetches_its_issuers_keys_and_has_them_when_it_starts_again_without_it
 fn nothing_that_an_issuer_says_takes_the_known_keys_away() {
     let (issuer, place) = (Provider::start(), tempfile::tempdir().expect("a directory"));
     let keys: Vec<_> = (0..5)
-        .map(|_| IssuerKey::generate().expect("a key"))
+        .map(|_| IssuerKey::generate(TokenType::BlindRsa).expect("a key"))
         .collect();
     let (target, address) = (target(), issuer.address.to_string());
     let serve = |text: String| issuer.set(Some(vec![(DIRECTORY.to_owned(), text)]));
@@ -101,12 +101,14 @@ fn nothing_that_an_issuer_says_takes_the_known_keys_away() {
     relay.line_with(READ);
     let spent = token(&keys[0]);
     assert_eq!(shown(&up, &spent, target), 200);
+    let private = IssuerKey::generate(TokenType::Voprf).expect("a key");
     let many = directory(&keys.iter().collect::<Vec<_>>());
     for hostile in [
         String::new(),
         "{}".into(),
         directory(&[]).to_json(),
         many.to_json(),
+        directory(&[&keys[0], &private]).to_json(),
         first.to_json().replace("MII", "MIJ"),
         first.to_json() + &" ".repeat(100_000),
         "[".repeat(60_000),

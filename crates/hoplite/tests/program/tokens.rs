@@ -12,9 +12,10 @@ use std::{
 };
 
 use hoplite_crypto::{ALPN_HTTP1, Trust, client_tls};
-use hoplite_tokens::{KeyDirectory, PendingToken, PublicKey, Verifier};
+use hoplite_tokens::{KeyDirectory, PendingToken, PublicKey, Verifier, VerifierKeys};
 use hoplite_wire::privacy_pass::{
-    BATCH_REQUEST_TYPE, REQUEST_TYPE, TokenRequest, decode_batch_response, encode_batch,
+    BATCH_REQUEST_TYPE, BlindedMessage, PrivateToken, REQUEST_TYPE, TokenRequest, TokenResponse,
+    TokenType, decode_batch_response, encode_batch,
 };
 use rustix::process::Signal;
 use rustls::{ClientConnection, StreamOwned, pki_types::ServerName};
@@ -150,10 +151,12 @@ pub(crate) fn account(name: &str, tokens: u32) -> String {
 
 pub(crate) fn requests(key: &PublicKey, number: usize) -> (Vec<TokenRequest>, Vec<PendingToken>) {
     let verifier = verifier(key);
-    let made = (0..number).map(|_| key.request(verifier.challenge_digest()).expect("a request"));
+    let digest = verifier.challenge_digest(key.token_type());
+    let made = (0..number).map(|_| key.request(digest).expect("a request"));
     made.unzip()
 }
 
+/// Which verifies nothing of type 1, for which it has no secret: challenges alone.
 fn verifier(key: &PublicKey) -> Verifier {
     let keys = KeyDirectory {
         request_uri: "/".into(),
@@ -162,6 +165,7 @@ fn verifier(key: &PublicKey) -> Verifier {
             not_before: 0,
         }],
     };
+    let keys = VerifierKeys::public(keys).unwrap_or_default();
     Verifier::new("issuer.test", "relay.test", keys).expect("names")
 }
 
@@ -214,9 +218,18 @@ fn what_is_wrong_with_a_request_is_told_and_costs_no_token() {
     assert_eq!(post(REQUEST_TYPE, b"\0\x02rubbish"), 400);
     assert_eq!(post("text/plain", b"rubbish"), 415);
     assert_eq!(
-        post(REQUEST_TYPE, &[&[0, 1][..], &[7; 257]].concat()),
+        post(REQUEST_TYPE, &[&[0, 3][..], &[7; 257]].concat()),
         422,
         "another type"
+    );
+    let voprf = TokenRequest {
+        truncated_key_id: key.truncated_id(),
+        blinded: BlindedMessage::Voprf([2; 49]),
+    };
+    assert_eq!(
+        post(REQUEST_TYPE, &voprf.encode()),
+        422,
+        "no key of type 1 has the id of one of type 2"
     );
     assert_eq!(
         post(BATCH_REQUEST_TYPE, &encode_batch(&asked[..33])),
@@ -263,11 +276,21 @@ fn accounts_are_read_again_and_a_wrong_file_changes_nothing() {
 
 /// A relay that wants tokens of the issuer, and a client's file for it. Where the relay is, and its pin.
 fn relay(issuer: &Issuer, keep: u32) -> (Running, String, String) {
+    relay_with(issuer, keep, "keys = \"keys.json\"")
+}
+
+fn relay_file(place: &Path, keys: &str) -> PathBuf {
+    let file = format!(
+        "listen = [\"127.0.0.1:0\"]\n[egress]\nallow = [\"127.0.0.0/8\"]\n[auth.private_tokens]\n\
+         issuer = \"issuer.test\"\norigin = \"a\"\n{keys}\n"
+    );
+    write(place, "relay.toml", &file)
+}
+
+fn relay_with(issuer: &Issuer, keep: u32, keys: &str) -> (Running, String, String) {
     let place = issuer.place.path();
     write(place, "keys.json", &issuer.directory().to_json());
-    let file = "listen = [\"127.0.0.1:0\"]\n[egress]\nallow = [\"127.0.0.0/8\"]\n[auth.private_tokens]\n\
-                issuer = \"issuer.test\"\norigin = \"a\"\nkeys = \"keys.json\"\n";
-    let mut relay = Running::start("relay", &write(place, "relay.toml", file));
+    let mut relay = Running::start("relay", &relay_file(place, keys));
     let up = relay.line_with("the relay is up");
     let client = format!(
         "path = [\"a\"]\nsocks.listen = \"127.0.0.1:0\"\nhttp.listen = \"127.0.0.1:0\"\n\
@@ -321,31 +344,36 @@ fn a_clients_tokens_are_kept_from_others_and_serve_while_the_issuer_is_down() {
     assert_eq!(through_socks(socks, target), (0, "hello".into()));
 }
 
+/// What a relay answers who shows a token.
+fn shown(relay: (&str, &str), token: &str, target: u16) -> Answer {
+    let fields = format!("Proxy-Authorization: PrivateToken token=\"{token}\"\r\n");
+    ask(relay, &format!("CONNECT 127.0.0.1:{target}"), &fields, b"")
+}
+
+/// What `hoplite token` prints for this relay.
+fn printed(place: &Path, relay: &str) -> String {
+    let program = Command::new(env!("CARGO_BIN_EXE_hoplite"))
+        .args(["token", "--relay", relay, "--config"])
+        .arg(place.join("client.toml"))
+        .output()
+        .expect("runs");
+    let said = if program.status.success() {
+        program.stdout
+    } else {
+        program.stderr
+    };
+    String::from_utf8(said).expect("text").trim().to_owned()
+}
+
 #[test]
 fn a_program_shows_a_token_that_hoplite_prints_as_a_password() {
     let issuer = Issuer::start(&account("ann", 50));
     let (_relay, listen, pin) = relay(&issuer, 4);
     let target = target();
-    let printed = |name: &str| {
-        let program = Command::new(env!("CARGO_BIN_EXE_hoplite"))
-            .args(["token", "--relay", name, "--config"])
-            .arg(issuer.place.path().join("client.toml"))
-            .output()
-            .expect("runs");
-        let said = if program.status.success() {
-            program.stdout
-        } else {
-            program.stderr
-        };
-        String::from_utf8(said).expect("text").trim().to_owned()
-    };
+    let printed = |name: &str| printed(issuer.path(), name);
     let tokens = [printed("a"), printed("a")];
     assert_ne!(tokens[0], tokens[1]);
-    let show = |token: &str| {
-        let fields = format!("Proxy-Authorization: PrivateToken token=\"{token}\"\r\n");
-        let connect = format!("CONNECT 127.0.0.1:{target}");
-        ask((&listen, &pin), &connect, &fields, b"")
-    };
+    let show = |token: &str| shown((&listen, &pin), token, target);
     for token in &tokens {
         let Answer(status, _, body) = show(token);
         assert_eq!((status, body.as_slice()), (200, b"hello".as_slice()));
@@ -412,4 +440,142 @@ fn an_issuer_has_a_page_for_people_only_if_its_file_says_so_and_lets_it_load_not
     assert_eq!(config["relays"][0]["address"], "a:443");
     assert_eq!(config["relays"][1]["address"], "b:1");
     assert_eq!(issuer.ask("POST", "/", "", b"").0, 404);
+}
+
+/// The lines of an issuer whose tokens only its operator's relays verify.
+fn private() -> String {
+    format!(
+        "tokens = \"voprf\"\nsecrets = \"secrets.json\"\n{}",
+        account("ann", 50)
+    )
+}
+
+impl Issuer {
+    /// The same when an epoch has passed: what was the next key is this one's.
+    fn an_epoch_later(mut self) -> Self {
+        self.running.signal(Signal::TERM);
+        assert_eq!(self.running.wait_for_end().code(), Some(0));
+        let file = rusqlite::Connection::open(self.path().join("issuer.sqlite")).expect("a file");
+        let passed = file.execute("UPDATE key SET epoch = epoch - 1", []);
+        assert!(passed.expect("changed") >= 2);
+        Self::of(self.place)
+    }
+}
+
+#[test]
+fn a_relay_of_the_issuers_operator_takes_tokens_of_type_1_whose_keys_rotate() {
+    let mut issuer = Issuer::start(&private());
+    let directory = issuer.directory();
+    let types = directory.keys.iter().map(|listed| listed.key.token_type());
+    assert_eq!(types.collect::<Vec<_>>(), [TokenType::Voprf; 2]);
+    let secrets = issuer.path().join("secrets.json");
+    let mode = std::os::unix::fs::PermissionsExt::mode;
+    let mode = mode(&fs::metadata(&secrets).expect("written").permissions());
+    assert_eq!(mode & 0o137, 0, "{mode:o}");
+    let (mut relay, listen, pin) = relay_with(&issuer, 4, "secrets = \"secrets.json\"");
+    let (file, target) = (issuer.path().join("client.toml"), target());
+    let Answer(status, head, _) = ask((&listen, &pin), "CONNECT 127.0.0.1:9", "", b"");
+    assert_eq!(
+        (status, head.contains("privatetoken challenge=")),
+        (407, true)
+    );
+    // The client knows of the type by the issuer's directory alone.
+    let (client, socks, _) = started(Running::start("client", &file));
+    assert_eq!(through_socks(socks, target), (0, "hello".into()));
+    drop(client);
+    let old = [printed(issuer.path(), "a"), printed(issuer.path(), "a")];
+    let token = PrivateToken::from_text(old[0].as_bytes()).expect("a token");
+    assert_eq!(token.token_type(), TokenType::Voprf);
+    let show = |token: &str| shown((&listen, &pin), token, target).0;
+    assert_eq!((show(&old[0]), show(&old[0])), (200, 407), "it is spent");
+    let mut forged = token.encode();
+    forged[145] ^= 1;
+    let forged = PrivateToken::decode(&forged).expect("a token");
+    assert_eq!(show(&forged.to_text()), 407);
+    // An epoch later tokens are of another key, and those of the last one are taken.
+    issuer = issuer.an_epoch_later();
+    fs::remove_file(issuer.path().join("tokens.sqlite")).expect("spent elsewhere");
+    let (address, issuer_pin) = (issuer.listen.clone(), issuer.pin.clone());
+    let text = fs::read_to_string(&file).expect("a file");
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("address"))
+        .expect("the issuer's");
+    write(
+        issuer.path(),
+        "client.toml",
+        &text.replacen(line, &format!("address = \"{address}\""), 1),
+    );
+    assert!(text.contains(&issuer_pin), "its identity is the same");
+    relay.signal(Signal::HUP);
+    relay.line_with("read again");
+    let new = printed(issuer.path(), "a");
+    let read = PrivateToken::from_text(new.as_bytes()).expect("a token");
+    assert_ne!(read.key_id(), token.key_id());
+    assert_eq!((show(&new), show(&old[1])), (200, 200));
+    assert_eq!(show(&old[0]), 407, "it stays spent");
+}
+
+#[test]
+fn an_issuer_answers_one_request_for_a_token_of_type_1_and_a_batch_with_proofs() {
+    let issuer = Issuer::start(&private());
+    let key = issuer.key();
+    let secrets = fs::read_to_string(issuer.path().join("secrets.json")).expect("written");
+    let keys = VerifierKeys::parse(&secrets).expect("keys");
+    assert_eq!(keys.directory(), &issuer.directory());
+    let relay = Verifier::new("issuer.test", "relay.test", keys).expect("names");
+    let (asked, pending) = requests(&key, 3);
+    let fields = format!("Authorization: Bearer secret of ann\r\nContent-Type: {REQUEST_TYPE}\r\n");
+    let post = |body: &[u8]| issuer.ask("POST", "/token-request", &fields, body);
+    let Answer(status, head, body) = post(&asked[0].encode());
+    assert_eq!((status, body.len()), (200, 49 + 96));
+    assert!(
+        head.contains("application/private-token-response"),
+        "{head}"
+    );
+    let mut all = vec![TokenResponse::decode(TokenType::Voprf, &body).expect("an answer")];
+    let Answer(status, _, body) = issuer.batch("Bearer secret of ann", &asked[1..]);
+    assert_eq!(status, 200);
+    let granted = decode_batch_response(&body, 2).expect("an answer");
+    all.extend(granted.into_iter().flatten());
+    for (pending, response) in pending.into_iter().zip(all) {
+        let token = pending.finish(&response).expect("proven");
+        assert_eq!(relay.verify(&token, NOW), Ok(()));
+    }
+    // No point, and a type of which it has no key.
+    let wrong = TokenRequest {
+        truncated_key_id: key.truncated_id(),
+        blinded: BlindedMessage::Voprf([0xff; 49]),
+    };
+    assert_eq!(post(&wrong.encode()).0, 422);
+    let other = TokenRequest {
+        truncated_key_id: key.truncated_id(),
+        blinded: BlindedMessage::BlindRsa([1; 256]),
+    };
+    assert_eq!(post(&other.encode()).0, 422);
+}
+
+#[test]
+fn a_relay_that_is_given_public_keys_of_type_1_alone_does_not_start_and_says_what_to_do() {
+    let issuer = Issuer::start(&private());
+    let place = issuer.path();
+    write(place, "keys.json", &issuer.directory().to_json());
+    let mut relay = Running::start("relay", &relay_file(place, "keys = \"keys.json\""));
+    let told = relay.line_with("auth.private_tokens.keys");
+    for part in ["keys.json", "number 1", "as `secrets` instead of `keys`"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    assert_ne!(relay.wait_for_end().code(), Some(0));
+    // Nor does one that is to fetch them take them.
+    let fetched = format!(
+        "keys = \"fetched.json\"\ndirectory = \"https://{}\"\npin = \"{}\"",
+        issuer.listen, issuer.pin
+    );
+    let mut relay = Running::start("relay", &relay_file(place, &fetched));
+    let told = relay.line_with("the issuer's keys that are known stay");
+    assert!(
+        told.contains("as auth.private_tokens.secrets instead"),
+        "{told}"
+    );
+    assert!(!place.join("fetched.json").exists());
 }

@@ -332,7 +332,7 @@ fn what_is_spent_is_in_a_file_or_with_a_server_whose_password_is_never_told() {
     let url = "postgres://user:secret@127.0.0.1/db";
     let shared = of(&format!("store = {{ url = \"{url}\" }}\n")).expect("right");
     let told = format!("{shared:?}");
-    assert!(!told.contains("secret"), "{told}");
+    assert!(!told.contains(":secret@"), "{told}");
     let store = shared.auth.private_tokens.and_then(|private| private.store);
     let store = store.expect("there");
     assert_eq!(store.connections, 2);
@@ -399,6 +399,24 @@ fn what_is_spent_is_in_a_file_or_with_a_server_whose_password_is_never_told() {
         let told = store.read().expect_err(key);
         assert_eq!(told.key, key);
         assert!(!told.to_string().contains("secret"), "{told}");
+    }
+}
+
+#[test]
+fn an_issuers_keys_are_public_or_with_their_secrets_which_nobody_publishes() {
+    let start =
+        "listen = [\"127.0.0.1:1\"]\n[auth.private_tokens]\nissuer = \"i\"\norigin = \"o\"\n";
+    let of = |rest: &str| checked(&format!("{start}{rest}"));
+    of("keys = \"k\"\n").expect("right");
+    of("secrets = \"s\"\n").expect("right");
+    for (rest, key) in [
+        ("", "keys"),
+        ("keys = \"k\"\nsecrets = \"s\"\n", "keys"),
+        ("secrets = \"s\"\ndirectory = \"https://i\"\n", "directory"),
+    ] {
+        let told = of(rest).expect_err(rest);
+        let key = format!("auth.private_tokens.{key}");
+        assert!(told.starts_with(&key), "{told}");
     }
 }
 

@@ -10,8 +10,8 @@ use hoplite_testing::{
     relay::relay,
     targets,
 };
-use hoplite_tokens::{IssuerKey, KeyDirectory, ListedKey, challenge_digest};
-use hoplite_wire::privacy_pass::{PrivateToken, TokenChallenge};
+use hoplite_tokens::{ChallengeDigests, IssuerKey, KeyDirectory, ListedKey};
+use hoplite_wire::privacy_pass::{PrivateToken, TokenType};
 use parking_lot::Mutex;
 use tempfile::TempDir;
 
@@ -46,7 +46,8 @@ impl Scene {
     /// With so many tokens for each, of a key that the relays know or of one that they do not.
     fn new(tokens: usize, is_known: bool) -> Self {
         let place = tempfile::tempdir().expect("a directory");
-        let [key, other] = [(); 2].map(|()| IssuerKey::generate().expect("a key"));
+        let generate = || IssuerKey::generate(TokenType::BlindRsa).expect("a key");
+        let [key, other] = [generate(), generate()];
         let listed = ListedKey {
             key: key.public().clone(),
             not_before: 0,
@@ -62,7 +63,8 @@ impl Scene {
             let private = PrivateTokens {
                 issuer: ISSUER.into(),
                 origin: (*name).into(),
-                keys: keys.clone(),
+                keys: Some(keys.clone()),
+                secrets: None,
                 directory: None,
                 pin: None,
                 refresh: std::time::Duration::from_secs(86_400),
@@ -118,14 +120,10 @@ impl Scene {
 }
 
 fn token(key: &IssuerKey, origin: &str) -> PrivateToken {
-    let challenge = TokenChallenge {
-        issuer: ISSUER.into(),
-        redemption_context: None,
-        origin_info: origin.into(),
-    };
-    let digest = challenge_digest(&challenge).expect("names");
-    let (request, pending) = key.public().request(&digest).expect("a request");
-    let answer = key.sign(&request.blinded).expect("a signature");
+    let digests = ChallengeDigests::ahead(ISSUER, origin).expect("names");
+    let asked = key.public().request(digests.of(TokenType::BlindRsa));
+    let (request, pending) = asked.expect("a request");
+    let answer = key.issue(&request.blinded).expect("an answer");
     pending.finish(&answer).expect("a token")
 }
 
