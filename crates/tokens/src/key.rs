@@ -188,6 +188,7 @@ impl PublicKey {
         let (blinded, blinding) = match &self.form {
             Public::Voprf(key) => {
                 let (element, blinding) = key.blind(random, &bytes)?;
+                let blinding = Box::new(blinding);
                 (BlindedMessage::Voprf(element), Blinding::Voprf(blinding))
             }
             Public::BlindRsa(key) => {
@@ -220,7 +221,7 @@ pub struct PendingToken {
 }
 
 enum Blinding {
-    Voprf(voprf::Blinding),
+    Voprf(Box<voprf::Blinding>),
     BlindRsa(Box<blind_rsa::Blinding>),
 }
 

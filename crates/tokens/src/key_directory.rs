@@ -343,7 +343,7 @@ mod tests {
         assert_eq!(KeyDirectory::parse(&json).expect("a directory"), directory);
         let other = IssuerKey::generate(TokenType::Voprf).expect("a key");
         let other = BASE64.encode(&*other.voprf_secret().expect("a secret"));
-        for wrong in [&other[..], "", "AAAA", "%"] {
+        for wrong in [other.as_str(), "", "AAAA", "%"] {
             let told = VerifierKeys::parse(&json.replace(&secret, wrong)).expect_err("not its");
             assert!(matches!(told, KeyDirectoryError::Secret(1)), "{told}");
             assert!(wrong.len() < 5 || !told.to_string().contains(wrong));

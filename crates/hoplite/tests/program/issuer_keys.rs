@@ -89,7 +89,7 @@ fn nothing_that_an_issuer_says_takes_the_known_keys_away() {
         .map(|_| IssuerKey::generate(TokenType::BlindRsa).expect("a key"))
         .collect();
     let (target, address) = (target(), issuer.address.to_string());
-    let serve = |text: String| issuer.set(Some(vec![(DIRECTORY.to_owned(), text)]));
+    let serve = |text: String| issuer.set(Some(vec![(DIRECTORY.to_owned(), text.into())]));
     let first = directory(&[&keys[0]]);
     // Down at first: the relay starts all the same, and takes nobody.
     let file = file(place.path(), (&address, &issuer.pin), "refresh = 1\n");

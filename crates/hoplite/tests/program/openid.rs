@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use crate::tokens::{Answer, Issuer, requests};
 
 /// What is at which path.
-pub(crate) type Documents = Vec<(String, String)>;
+pub(crate) type Documents = Vec<(String, Vec<u8>)>;
 
 /// A provider: its documents by path, or nothing while it is down.
 pub(crate) struct Provider {
@@ -118,9 +118,9 @@ impl Provider {
         self.set(Some(vec![
             (
                 "/realm/.well-known/openid-configuration".into(),
-                discovery.to_string(),
+                discovery.to_string().into(),
             ),
-            ("/keys".into(), keys.to_string()),
+            ("/keys".into(), keys.to_string().into()),
         ]));
     }
 
@@ -152,7 +152,7 @@ impl Provider {
 
 fn answer(
     mut stream: StreamOwned<ServerConnection, std::net::TcpStream>,
-    documents: &[(String, String)],
+    documents: &[(String, Vec<u8>)],
 ) {
     let (mut head, mut byte) = (Vec::new(), [0]);
     while !head.ends_with(b"\r\n\r\n") && head.len() < 8192 {
@@ -161,14 +161,17 @@ fn answer(
             _ => return,
         }
     }
-    let head = String::from_utf8_lossy(&head);
+    let head = String::from_utf8_lossy(&head).to_lowercase();
+    // What is asked with it is read, and makes no difference.
+    let length = head.split_once("content-length: ");
+    let length = length.and_then(|(_, rest)| rest.split("\r\n").next()?.parse().ok());
+    drop(stream.read_exact(&mut vec![0; length.unwrap_or(0)]));
     let path = head.split(' ').nth(1).unwrap_or_default();
     let found = documents.iter().find(|(of, _)| of == path);
-    let (status, body) = found.map_or(("404 Not Found", ""), |(_, text)| ("200 OK", text));
+    let (status, body) = found.map_or(("404 Not Found", &[][..]), |(_, body)| ("200 OK", body));
     let len = body.len();
-    let whole =
-        format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n{body}");
-    drop(stream.write_all(whole.as_bytes()));
+    let head = format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n");
+    drop(stream.write_all(&[head.as_bytes(), body].concat()));
     stream.conn.send_close_notify();
     drop(stream.flush());
 }

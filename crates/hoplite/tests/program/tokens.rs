@@ -12,10 +12,10 @@ use std::{
 };
 
 use hoplite_crypto::{ALPN_HTTP1, Trust, client_tls};
-use hoplite_tokens::{KeyDirectory, PendingToken, PublicKey, Verifier, VerifierKeys};
+use hoplite_tokens::{KeyDirectory, PendingToken, PublicKey, Stock, Verifier, VerifierKeys};
 use hoplite_wire::privacy_pass::{
     BATCH_REQUEST_TYPE, BlindedMessage, PrivateToken, REQUEST_TYPE, TokenRequest, TokenResponse,
-    TokenType, decode_batch_response, encode_batch,
+    TokenType, decode_batch_response, encode_batch, encode_batch_response,
 };
 use rustix::process::Signal;
 use rustls::{ClientConnection, StreamOwned, pki_types::ServerName};
@@ -24,6 +24,7 @@ use tempfile::TempDir;
 use crate::{
     client::{PATIENCE, started, target, through_socks},
     common::{Running, value},
+    openid::Provider,
 };
 
 pub(crate) const DIRECTORY: &str = "/.well-known/private-token-issuer-directory";
@@ -578,4 +579,37 @@ fn a_relay_that_is_given_public_keys_of_type_1_alone_does_not_start_and_says_wha
         "{told}"
     );
     assert!(!place.join("fetched.json").exists());
+}
+
+#[test]
+fn a_client_takes_no_token_of_an_issuer_that_does_not_prove_which_key_has_made_it() {
+    let mut honest = Issuer::start(&private());
+    let (_relay, ..) = relay_with(&honest, 2, "secrets = \"secrets.json\"");
+    let (directory, key) = (honest.directory(), honest.key());
+    honest.running.signal(Signal::TERM);
+    honest.running.wait_for_end();
+    // Whoever asks has two points for his two requests, and proofs of nothing.
+    let unproven = TokenResponse::Voprf {
+        evaluated: key.token_key().try_into().expect("a point"),
+        proof: [1; 96],
+    };
+    let liar = Provider::start();
+    liar.set(Some(vec![
+        (DIRECTORY.into(), directory.to_json().into()),
+        (
+            directory.request_uri,
+            encode_batch_response(&[Some(unproven.clone()), Some(unproven)]),
+        ),
+    ]));
+    let file = fs::read_to_string(honest.path().join("client.toml")).expect("a file");
+    let file = file.replace(&honest.listen, &liar.address.to_string());
+    write(
+        honest.path(),
+        "client.toml",
+        &file.replace(&honest.pin, &liar.pin),
+    );
+    let told = printed(honest.path(), "a");
+    assert!(told.contains("was not made with its key"), "{told}");
+    let stock = Stock::open(&honest.path().join("tokens.sqlite")).expect("opens");
+    assert_eq!(stock.total().expect("counted"), 0);
 }

@@ -227,7 +227,8 @@ fn a_key_is_the_same_from_its_file() {
         let text = key.to_text().expect("text");
         let again = IssuerKey::from_text(&text).expect("a key");
         assert_eq!(again.public(), key.public());
-        IssuerKey::from_text(&text[..text.len() - 4]).expect_err("it was cut");
+        let (cut, _) = text.split_at(text.len() - 4);
+        IssuerKey::from_text(cut).expect_err("it was cut");
     }
     for scalar in [[0; 48], [0xff; 48]] {
         IssuerKey::from_voprf_secret(&scalar).expect_err("zero, and beyond the group's order");
