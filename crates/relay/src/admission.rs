@@ -17,7 +17,7 @@ use hoplite_tokens::{
     AlreadySpent, KeyDirectory, KeyDirectoryError, SpentOptions, SpentTokens, TokenRefused,
     Verifier, VerifierKeys,
 };
-use hoplite_wire::privacy_pass::PrivateToken;
+use hoplite_wire::privacy_pass::{PrivateToken, TokenType};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
@@ -63,6 +63,14 @@ pub(crate) enum NotAdmitted {
 /// Tokens that are verified on one connection, at most: a wrong one costs its client nothing, and the relay as much as a good one. Another
 /// connection costs more than that.
 const TRIED: u32 = 8;
+
+/// As how many of [`TRIED`] one counts: those of the VOPRF take far longer to verify.
+const fn weight(token_type: TokenType) -> u32 {
+    match token_type {
+        TokenType::Voprf => 4,
+        TokenType::BlindRsa => 1,
+    }
+}
 
 /// By whose token a connection was admitted: the requests that follow need none.
 #[derive(Debug, Default)]
@@ -230,10 +238,11 @@ impl Private {
             return Ok(AdmittedClient::Spender(nonce));
         }
         let token = shown.ok_or(NotAdmitted::Token("none"))?;
-        if by.tried >= TRIED {
+        let tried = by.tried.saturating_add(weight(token.token_type()));
+        if tried > TRIED {
             return Err(NotAdmitted::Token("too_many"));
         }
-        by.tried += 1;
+        by.tried = tried;
         let nonce = self.spend(&token).await?;
         by.spent = Some(nonce);
         Ok(AdmittedClient::Spender(nonce))
