@@ -941,6 +941,38 @@ mod tests {
         wallet.purse.lock().count(&[0; 32]).expect("counted")
     }
 
+    #[test]
+    fn tokens_of_either_type_serve_a_relay_as_while_its_issuer_changes_from_one_to_the_other() {
+        let place = tempfile::tempdir().expect("a directory");
+        let mut files = Files {
+            stock: Stock::open(&place.path().join("stock")).expect("opens"),
+            account: None,
+        };
+        let origin = Origin::new(&listed(1).0.issuer, "a").expect("a name");
+        let token = |authenticator: Authenticator| {
+            let challenge_digest = *origin.challenges.of(authenticator.token_type());
+            let input = TokenInput {
+                nonce: [7; 32],
+                challenge_digest,
+                key_id: [0; 32],
+            };
+            PrivateToken::new(input, authenticator)
+        };
+        let [voprf, rsa] = [
+            token(Authenticator::Voprf([1; 48])),
+            token(Authenticator::BlindRsa([1; 256])),
+        ];
+        assert_ne!(voprf.challenge_digest(), rsa.challenge_digest());
+        let both = [rsa, voprf];
+        Purse::put(&mut files, &both).expect("put");
+        assert_eq!(origin.count(&mut files).expect("counted"), 2);
+        for _ in &both {
+            let taken = origin.take(&mut files).expect("a stock");
+            assert!(both.contains(&taken.expect("a token")));
+        }
+        assert_eq!(origin.take(&mut files).expect("a stock"), None);
+    }
+
     const HOUR: Duration = Duration::from_secs(3600);
 
     #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use p384::{NistP384, ProjectivePoint, elliptic_curve::sec1::ToSec1Point};
 use ring::rand::{SecureRandom, SystemRandom};
 use subtle::ConstantTimeEq;
 use voprf_ng::{BlindedElement, EvaluationElement, Group, Proof, VoprfClient, VoprfServer};
-use zeroize::Zeroizing;
+use zeroize::{Zeroize, Zeroizing};
 
 use super::KeyError;
 
@@ -103,9 +103,11 @@ impl SecretKey {
 
     pub(super) fn encode(&self) -> Zeroizing<Vec<u8>> {
         // The scalar, and the public key behind it.
-        let both = Zeroizing::new(self.server.serialize().to_vec());
+        let mut both = self.server.serialize();
         let scalar = both.iter().take(SCALAR_LEN).copied();
-        Zeroizing::new(scalar.collect())
+        let scalar = Zeroizing::new(scalar.collect());
+        both.as_mut_slice().zeroize();
+        scalar
     }
 
     pub(super) fn public(&self) -> PublicKey {
