@@ -477,7 +477,7 @@ impl Server {
         }
     }
 
-    /// A millisecond of a processor for each, on as many threads as may be.
+    /// Some milliseconds of a processor for each, on as many threads as may be.
     async fn respond(
         &self,
         work: Vec<(Arc<IssuerKey>, BlindedMessage)>,

@@ -339,7 +339,7 @@ impl IssuerKey {
         &self.public
     }
 
-    /// Makes of a blinded message what its client makes a token of. About a millisecond of a processor. RFC 9578 §5.2 and §6.2.
+    /// Makes of a blinded message what its client makes a token of. Some milliseconds of a processor. RFC 9578 §5.2 and §6.2.
     ///
     /// # Errors
     /// [`KeyError::Misfit`]: it is of another type, too, or no number or point that fits the key.
