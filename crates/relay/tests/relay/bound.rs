@@ -2,23 +2,32 @@
 
 use std::{net::SocketAddr, ops::ControlFlow, sync::Arc, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use hoplite_crypto::ALPN_H2;
 use hoplite_http::{DatagramSink, Exchange, Flow, Session, h2};
 use hoplite_overlay::Batch;
 use hoplite_relay::{Config, Handle};
 use hoplite_testing::{
-    relay::{metric, relay, until_metric},
+    relay::{metric, number, relay, until_metric},
     soon, targets,
 };
 use hoplite_wire::{
     RequestHead, ResponseHead, Template,
     bound_udp::{self, Capsule, Malformed, PUBLIC_ADDRESS, split_peer},
+    capsule::write_datagram,
+    region::FIELD,
 };
 use parking_lot::Mutex;
-use tokio::{net::UdpSocket, sync::mpsc, time::timeout};
+use tokio::{
+    net::UdpSocket,
+    sync::mpsc,
+    time::{sleep, timeout},
+};
 
-use crate::support::{Client, connect, tls_from, udp};
+use crate::{
+    region::{pool, pools},
+    support::{Client, connect, tls_from, udp},
+};
 
 /// The context of anybody, as our own client has it.
 const ANYBODY: u64 = 2;
@@ -193,6 +202,45 @@ async fn each_family_has_its_address() {
 }
 
 #[tokio::test]
+async fn the_address_is_of_the_region_that_the_client_shows() {
+    let relay = relay(|config| {
+        serving(config);
+        pools(config);
+    });
+    let client = connect(&relay).await;
+    for (shown, prefix) in [
+        (Some("DE-BE"), "127.7.1."),
+        (Some("DE;zone=Europe/Berlin"), "127.7.2."),
+        (Some("FR"), "127.7.3."),
+        (None, "127.7.3."),
+    ] {
+        let head = match shown {
+            Some(region) => bind().with(FIELD, region),
+            None => bind(),
+        };
+        let (exchange, answer) = client.ask(head).await;
+        let mut bound = Bound::new(Exchange::H3(exchange), &answer);
+        bound.assign(ANYBODY, None).await;
+        let told = bound.address().to_string();
+        assert!(told.starts_with(prefix), "{shown:?}: {told}");
+        let seen = bound.ask(mirror("127.0.0.1:0").await, b"who?").await;
+        assert_eq!(seen, told.as_bytes(), "{shown:?}");
+    }
+}
+
+#[tokio::test]
+async fn where_no_pool_is_for_the_region_the_address_is_the_relays() {
+    let relay = relay(|config| {
+        serving(config);
+        config.egress.pool = vec![pool(Some("DE"), "127.7.2.0/24")];
+    });
+    let client = connect(&relay).await;
+    let (exchange, answer) = client.ask(bind().with(FIELD, "FR")).await;
+    let bound = Bound::new(Exchange::H3(exchange), &answer);
+    assert_eq!(bound.address().ip().to_string(), "127.0.0.1");
+}
+
+#[tokio::test]
 async fn strangers_are_heard_and_answered_where_the_client_wants_anybody() {
     let relay = relay(serving);
     let client = connect(&relay).await;
@@ -332,6 +380,58 @@ async fn whoever_is_not_asked_for_costs_the_client_nothing() {
         metric(&relay, "to_client_bytes_total{method=\"bound_udp\"}"),
         1.0
     );
+}
+
+/// A relay whose clients have one payload, and then none for many minutes.
+fn throttled() -> Handle {
+    relay(|config| {
+        serving(config);
+        config.limits.bandwidth_per_client = 8;
+    })
+}
+
+const BEYOND_BANDWIDTH: &str = "datagrams_dropped_total{cause=\"bandwidth\"}";
+
+/// Sends again and again, for UDP may lose, until the relay has dropped some.
+async fn until_some_are_dropped(relay: &Handle, send: impl Fn()) {
+    let some = async {
+        while metric(relay, BEYOND_BANDWIDTH) < 5.0 {
+            send();
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(some).await;
+}
+
+#[tokio::test]
+async fn what_a_client_sends_beyond_its_bandwidth_goes_nowhere() {
+    let relay = throttled();
+    let client = connect(&relay).await;
+    let bound = Bound::open_to_anybody(&client).await;
+    let target = UdpSocket::bind("127.0.0.1:0").await.expect("bound");
+    let address = target.local_addr().expect("bound");
+    until_some_are_dropped(&relay, || bound.send(address, &[7; 1200])).await;
+    let mut buf = [0; 1500];
+    assert_eq!(soon(target.recv(&mut buf)).await.expect("heard"), 1200);
+    target.try_recv(&mut buf).expect_err("no more");
+    let passed = "to_target_bytes_total{method=\"bound_udp\"}";
+    assert_eq!(metric(&relay, passed), 1200.0);
+}
+
+#[tokio::test]
+async fn what_others_send_beyond_the_clients_bandwidth_does_not_come() {
+    let relay = throttled();
+    let client = connect(&relay).await;
+    let mut bound = Bound::open_to_anybody(&client).await;
+    let stranger = UdpSocket::bind("127.0.0.1:0").await.expect("bound");
+    let send = || drop(stranger.try_send_to(&[7; 1200], bound.address()));
+    until_some_are_dropped(&relay, send).await;
+    let (peer, payload) = bound.recv().await;
+    assert_eq!(peer, stranger.local_addr().expect("bound"));
+    assert_eq!(payload.len(), 1200);
+    bound.received.try_recv().expect_err("no more");
+    let passed = "to_client_bytes_total{method=\"bound_udp\"}";
+    assert_eq!(metric(&relay, passed), 1200.0);
 }
 
 #[tokio::test]
@@ -538,15 +638,96 @@ async fn a_client_that_asks_and_never_reads_is_broken_off() {
     }
 }
 
-#[tokio::test]
-async fn over_http_2_payloads_travel_in_capsules() {
-    let relay = relay(serving);
-    let tls = tls_from(&relay, [127, 0, 0, 1].into(), &[ALPN_H2]).await;
-    let config = h2::Config::default();
+/// A flow over HTTP/2; the relay may send so much before the client reads.
+async fn open_over_http_2(relay: &Handle, stream_window: u32) -> (Session, Exchange, ResponseHead) {
+    let tls = tls_from(relay, [127, 0, 0, 1].into(), &[ALPN_H2]).await;
+    let config = h2::Config {
+        stream_window,
+        ..h2::Config::default()
+    };
     let session = Session::tls_client(tls.expect("connected"), &config).await;
     let session = session.expect("a session");
     let mut exchange = session.request(&bind()).await.expect("sent");
     let answer = soon(exchange.response()).await.expect("answered");
+    (session, exchange, answer)
+}
+
+/// So many contexts are opened and closed at once: fewer than answers may wait for their turn.
+const AT_ONCE: u64 = 100;
+/// So often: the answers are several times as many bytes as may wait for a client.
+const ROUNDS: u64 = 200;
+/// Some answers of a round, and not all.
+const SMALL_WINDOW: u32 = 64;
+
+/// The contexts of a round, of which none was there before.
+fn contexts_of(round: u64) -> impl Iterator<Item = u64> {
+    (1..=AT_ONCE).map(move |n| 2 * (round * AT_ONCE + n))
+}
+
+#[tokio::test]
+async fn over_http_2_a_client_that_asks_and_reads_is_answered_for_ever() {
+    let relay = relay(serving);
+    let (_session, exchange, answer) = open_over_http_2(&relay, SMALL_WINDOW).await;
+    let mut bound = Bound::new(exchange, &answer);
+    for round in 0..ROUNDS {
+        for context in contexts_of(round) {
+            bound.say(&Capsule::Assign {
+                context,
+                peer: None,
+            });
+            bound.say(&Capsule::Close { context });
+        }
+        for context in contexts_of(round) {
+            assert_eq!(bound.told().await, Capsule::Ack { context });
+        }
+    }
+}
+
+/// The relay has taken one round's capsules before the next comes: what waits is answers that the client has no room for.
+#[tokio::test]
+async fn over_http_2_a_client_that_asks_and_never_reads_is_broken_off() {
+    let relay = relay(serving);
+    let (_session, exchange, _) = open_over_http_2(&relay, SMALL_WINDOW).await;
+    let (mut sender, _receiver) = exchange.split();
+    for round in 0..ROUNDS {
+        let mut capsules = BytesMut::new();
+        for context in contexts_of(round) {
+            let peer = None;
+            Capsule::Assign { context, peer }.write(&mut capsules);
+            // Counted, as it names no peer.
+            write_datagram(&mut capsules, &bound_udp::head(context, None), b"");
+            Capsule::Close { context }.write(&mut capsules);
+        }
+        let sent = sender.write(capsules.freeze()).await;
+        let taken = (round + 1) * AT_ONCE;
+        if sent.is_err() || !takes(&relay, taken).await {
+            return;
+        }
+    }
+    unreachable!("it asked {} times", ROUNDS * AT_ONCE);
+}
+
+/// Waits until the relay has taken so many datagrams without a peer; false if the flow ends before.
+async fn takes(relay: &Handle, datagrams: u64) -> bool {
+    let (dropped, open) = (
+        "datagrams_dropped_total{cause=\"policy\"}",
+        "tunnels_open{method=\"bound_udp\"}",
+    );
+    let taken = || number(relay, &format!("hoplite_relay_{dropped}")) >= datagrams;
+    let ended = async {
+        while !taken() && metric(relay, open) > 0.0 {
+            sleep(Duration::from_millis(2)).await;
+        }
+    };
+    soon(ended).await;
+    taken()
+}
+
+#[tokio::test]
+async fn over_http_2_payloads_travel_in_capsules() {
+    let relay = relay(serving);
+    let window = h2::Config::default().stream_window;
+    let (_session, exchange, answer) = open_over_http_2(&relay, window).await;
     let mut bound = Bound::new(exchange, &answer);
     bound.assign(ANYBODY, None).await;
     let target = mirror("127.0.0.1:0").await;

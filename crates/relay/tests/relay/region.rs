@@ -30,7 +30,7 @@ async fn udp_mirror() -> SocketAddr {
     address
 }
 
-fn pool(region: Option<&str>, addresses: &str) -> Pool {
+pub(crate) fn pool(region: Option<&str>, addresses: &str) -> Pool {
     Pool {
         region: region.map(|region| region.parse().expect("a region")),
         zone: None,
@@ -38,7 +38,8 @@ fn pool(region: Option<&str>, addresses: &str) -> Pool {
     }
 }
 
-fn pools(config: &mut Config) {
+/// Of a part of a country, of the country, and of no place.
+pub(crate) fn pools(config: &mut Config) {
     config.egress.pool = vec![
         pool(Some("DE-BE"), "127.7.1.0/24"),
         pool(Some("DE"), "127.7.2.0/24"),
