@@ -1,18 +1,23 @@
-"""The manifests of deploy/kubernetes: right by the schema of the API, of one mind with each other, and a relay takes the file that they mount."""
+"""The manifests of deploy/kubernetes: right by the schema of the API, of one mind with each other, and a relay takes the file that they mount. What they
+and Nomad's job scale by is what a relay counts."""
 
 import base64
 import pathlib
 import re
 import secrets
+import socket
+import ssl
 import subprocess
 import tempfile
+import urllib.request
 
 import kubernetes_validate
 import yaml
 
-from common import HERE, HOPLITE, Authority, Checks
+from common import HERE, HOPLITE, Authority, Checks, Lab, free_port, wait_for
 
 MANIFESTS = HERE.parent / "deploy" / "kubernetes"
+NOMAD = HERE.parent / "deploy" / "nomad" / "relay.nomad.hcl"
 
 
 def documents(name):
@@ -46,6 +51,50 @@ def check_file(place, private=False):
     return subprocess.run([HOPLITE, "check", "--config", place / "relay.toml"], capture_output=True, text=True)
 
 
+def scaled_by(autoscaler):
+    """The metrics that the number of relays depends on: by the autoscaler's manifest, and in the queries of Nomad's job."""
+    pods = [metric["pods"]["metric"]["name"] for metric in autoscaler["metrics"] if metric["type"] == "Pods"]
+    queries = " ".join(re.findall(r'^\s*query\s*=\s*"(.*)"$', NOMAD.read_text(), re.MULTILINE))
+    # Functions stand before a parenthesis; labels have no underscore there.
+    return pods, set(re.findall(r"\b[a-z]\w*_\w+\b(?!\s*\()", queries))
+
+
+def exported(port):
+    """What Prometheus reads of a relay: each metric's type, and its value with all labels summed away, as an adapter gives it for a pod."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        text = answer.read().decode()
+    types = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
+    values = dict.fromkeys(types, 0.0)
+    for name, value in re.findall(r"^(\w+)(?:\{.*\})? (\S+)$", text, re.MULTILINE):
+        values[name] = values.get(name, 0.0) + float(value)
+    return types, values
+
+
+def connected(lab, relay):
+    """A TLS connection to a relay, over which nothing is asked."""
+    context = ssl.create_default_context(cafile=str(lab.authority.ca))
+    context.set_alpn_protocols(["http/1.1"])
+    return context.wrap_socket(socket.create_connection(("127.0.0.1", relay.port), 30), server_hostname="localhost")
+
+
+def check_metrics(checks, autoscaler):
+    pods, nomad = scaled_by(autoscaler)
+    with Lab() as lab:
+        port = free_port()
+        relay = lab.relay("relay", extra=f'\n[metrics]\nlisten = "127.0.0.1:{port}"\n')
+        types, before = exported(port)
+        for names, where in ((pods, "the autoscaler"), (nomad, "Nomad's job")):
+            unknown = [name for name in names if name not in types]
+            checks.check(f"{where} scales by what a relay counts", names and not unknown, unknown or "no metric")
+
+        def follow(names):
+            # A counter is none of them: an adapter offers it as a rate, under another name.
+            return all(types.get(name) == "gauge" and exported(port)[1][name] == before[name] + 2 for name in names)
+        with connected(lab, relay), connected(lab, relay):
+            for names, where in ((pods, "the autoscaler"), (nomad, "Nomad's job")):
+                checks.attempt(f"{where} scales by the connections that are open", lambda: wait_for("two more", lambda: follow(names)))
+
+
 def main():
     checks = Checks("manifests of a fleet")
     kustomization = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())
@@ -67,6 +116,7 @@ def main():
     checks.check("the relays have the names of their service", ("Service", relay["serviceName"]) in named)
     checks.check("the autoscaler alone says how many there are",
                  "replicas" not in relay and named["HorizontalPodAutoscaler", "relay"]["spec"]["scaleTargetRef"]["name"] == "relay")
+    check_metrics(checks, named["HorizontalPodAutoscaler", "relay"]["spec"])
     sleep = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     checks.check("a pod has time for its 30 s of drain", pod["terminationGracePeriodSeconds"] > sleep + 30)
     probes = [container[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")]
