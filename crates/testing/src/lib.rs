@@ -4,7 +4,7 @@
 //!
 //! # Where it may be used
 //! Without features it knows the seam alone, so that unit tests of every room above `overlay` may use it. The feature `relay` adds
-//! relays on loopback and paths over them, `http` a client of every version, for tests in `tests/`: unit tests of the rooms that these are made of would meet every type
+//! relays on loopback, paths over them and [`witness`]es before them, `http` a client of every version, for tests in `tests/`: unit tests of the rooms that these are made of would meet every type
 //! of their room twice. So would those of `overlay` and the rooms below, which have no use for this one.
 //!
 //! # Not in this room
@@ -21,6 +21,8 @@ pub mod path;
 #[cfg(feature = "relay")]
 pub mod relay;
 pub mod targets;
+#[cfg(feature = "relay")]
+pub mod witness;
 
 use std::{future::Future, time::Duration};
 

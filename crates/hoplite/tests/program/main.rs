@@ -11,6 +11,7 @@ mod directory;
 mod hostile;
 mod issuer_keys;
 mod issuers;
+mod linking;
 mod listed;
 mod namespaces;
 mod onion;
