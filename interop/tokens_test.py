@@ -3,6 +3,7 @@ killed and its key rotated in the middle."""
 
 import base64
 import functools
+import http.client
 import http.server
 import json
 import re
@@ -301,6 +302,61 @@ def by_page(browser, of, **fields):
     return said, shown
 
 
+class Heard(http.server.BaseHTTPRequestHandler):
+    """Passes on to the issuer what a browser asks, and keeps both: (head of the request, its content, the answer's content)."""
+
+    def pass_on(self):
+        content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        issuer = http.client.HTTPSConnection("localhost", self.server.issuer, context=self.server.trust, timeout=30)
+        issuer.request(self.command, self.path, content or None, dict(self.headers))
+        answer = issuer.getresponse()
+        given = answer.read()
+        self.server.heard.append((f"{self.command} {self.path}\n{self.headers}", content, given))
+        self.send_response(answer.status)
+        for name in ("Content-Type", "Content-Security-Policy"):
+            self.send_header(name, answer.headers[name])
+        self.send_header("Content-Length", str(len(given)))
+        self.end_headers()
+        self.wfile.write(given)
+
+    do_GET = do_POST = pass_on
+
+    def log_message(self, *_):
+        pass
+
+
+def heard_by(lab, of):
+    """Stands before the issuer's page; `.port`, and what it has `.heard`."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Heard)
+    leaf = lab.authority.leaf("heard", ["localhost"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(leaf.cert, leaf.key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.issuer, server.trust, server.heard = of.port, ssl.create_default_context(cafile=str(lab.authority.ca)), []
+    server.port = server.server_port
+    in_thread(server.serve_forever)
+    return server
+
+
+def runs(content, length=8):
+    return {content[at:at + length] for at in range(len(content) - length + 1)}
+
+
+def compared(checks, lab, browser, of):
+    """What the issuer hears of the page, beside the tokens that relays will see: nothing that is drawn comes again, and all are of one key."""
+    between = heard_by(lab, of)
+    said, shown = by_page(browser, between, account=ACCOUNT, relay="amber.test", number="8")
+    raw = [base64.urlsafe_b64decode(token) for token in shown]
+    # Type, nonce, challenge, key, signature: RFC 9578, section 6.1.
+    drawn = [part for token in raw for part in (token[2:34], token[98:])]
+    heard = [content for _, asked, given in between.heard for content in (asked, given)]
+    common = runs(b"".join(heard)) & {run for part in drawn for run in runs(part)}
+    asked = [asked for _, asked, _ in between.heard if asked]
+    checks.check("page: what the issuer hears and the tokens have no eight bytes in common", len(raw) == 8 and asked and not common, f"{said} {common}")
+    checks.check("page: all tokens are of one key and one challenge", len({token[34:98] for token in raw}) == 1)
+    between.shutdown()
+
+
 def in_page(checks, lab, of, relay, lasting, target):
     """What the page makes is taken once, by curl as the page writes it; returns a token for the relay whose tokens last, and the page's proxy line."""
     page = f"https://{NAME}:{target.ports['https1']}/hello"
@@ -324,6 +380,7 @@ def in_page(checks, lab, of, relay, lasting, target):
         ours = all(name.startswith(f"https://localhost:{of.port}/") for name in foreign)
         checks.check("page: nothing is loaded from elsewhere, and no request names a relay", ours and not re.search("amber", " ".join(foreign)), foreign)
         checks.check("page: a script that is none of its files is not run", browser.script(INLINE) == "Tokens for a relay")
+        compared(checks, lab, browser, of)
         _, lasts = by_page(browser, of, account=OTHER, relay="birch.test", number="2")
         return lasts, browser.script("return document.getElementById('proxy').textContent")
 
