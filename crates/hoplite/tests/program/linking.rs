@@ -21,7 +21,9 @@ use hoplite_testing::{
 };
 use hoplite_wire::{
     forwarding::FORWARDING,
-    privacy_pass::{PrivateToken, TokenRequest, decode_batch, decode_batch_response},
+    privacy_pass::{
+        Authenticator, PrivateToken, TokenRequest, decode_batch, decode_batch_response,
+    },
     varint,
 };
 use num_bigint::BigUint;
@@ -307,7 +309,7 @@ fn at_issuer(exchanges: &[Exchange]) -> Trace {
         trace.note(format!("{n}: length"), exchange.body.len().to_be_bytes());
         for request in requests(exchange) {
             trace.note(format!("{n}: key"), [request.truncated_key_id]);
-            trace.keep(&request.blinded);
+            trace.keep(request.blinded.as_bytes());
         }
         trace.note(
             format!("{n}: answer's length"),
@@ -332,7 +334,7 @@ fn requests(exchange: &Exchange) -> Vec<TokenRequest> {
     }
 }
 
-fn answers(exchange: &Exchange) -> Vec<[u8; 256]> {
+fn answers(exchange: &Exchange) -> Vec<Vec<u8>> {
     let asked = requests(exchange).len();
     if asked == 0 {
         return Vec::new();
@@ -340,7 +342,7 @@ fn answers(exchange: &Exchange) -> Vec<[u8; 256]> {
     let answers = decode_batch_response(&exchange.answer, asked).expect("answers");
     answers
         .into_iter()
-        .map(|answer| answer.expect("granted"))
+        .map(|answer| answer.expect("granted").encode())
         .collect()
 }
 
@@ -373,7 +375,7 @@ fn at_relay(seen: &Seen) -> (Trace, Option<PrivateToken>) {
         );
         if let Some(token) = token {
             trace.keep(token.nonce());
-            trace.keep(token.authenticator());
+            trace.keep(signature(&token));
             trace.note("token: key", token.key_id());
             trace.note("token: challenge", token.challenge_digest());
             shown = Some(token);
@@ -431,20 +433,28 @@ fn twins(traces: &[&Trace]) -> BTreeSet<(usize, usize)> {
     two.collect()
 }
 
+/// Of blind RSA, as the issuer has it here.
+fn signature(token: &PrivateToken) -> &[u8] {
+    let Authenticator::BlindRsa(signature) = token.authenticator() else {
+        panic!("another type")
+    };
+    signature
+}
+
 /// Of so many requests each token may have come (RFC 9474 §7.2: the blinding that leads from one to the other).
-fn possible_origins(key: &[u8], asked: &[([u8; 256], [u8; 256])], token: &PrivateToken) -> usize {
+fn possible_origins(key: &[u8], asked: &[(Vec<u8>, Vec<u8>)], token: &PrivateToken) -> usize {
     let start = key
         .windows(4)
         .position(|at| at == [2, 0x82, 1, 1])
         .expect("an integer");
     let n = BigUint::from_bytes_be(&key[start + 4..start + 4 + 257]);
     let e = BigUint::from(65_537u32);
-    let signature = BigUint::from_bytes_be(token.authenticator());
+    let signature = BigUint::from_bytes_be(signature(token));
     let (inverse, padded) = (
         signature.modinv(&n).expect("invertible"),
         signature.modpow(&e, &n),
     );
-    let fits = |(blinded, answer): &&([u8; 256], [u8; 256])| {
+    let fits = |(blinded, answer): &&(Vec<u8>, Vec<u8>)| {
         let blind = BigUint::from_bytes_be(answer) * &inverse % &n;
         blind.modpow(&e, &n) * &padded % &n == BigUint::from_bytes_be(blinded)
     };
@@ -574,14 +584,17 @@ fn issuer_and_relays_who_compare_all_they_have_seen_link_no_client_to_its_accoun
     let of_exchange = |exchange: &Exchange| {
         let blinded = requests(exchange)
             .into_iter()
-            .map(|request| request.blinded);
+            .map(|request| request.blinded.as_bytes().to_vec());
         blinded.zip(answers(exchange)).next()
     };
     let pairs: Vec<_> = asked.iter().filter_map(of_exchange).collect();
     assert_eq!(pairs.len(), 2 * NAMES.len());
     let key = world.issuer.key();
     for token in shown.iter().flatten() {
-        assert_eq!(possible_origins(key.spki(), &pairs, token), pairs.len());
+        assert_eq!(
+            possible_origins(key.token_key(), &pairs, token),
+            pairs.len()
+        );
     }
 }
 
