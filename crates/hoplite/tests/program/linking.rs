@@ -436,7 +436,7 @@ fn twins(traces: &[&Trace]) -> BTreeSet<(usize, usize)> {
 /// Of blind RSA, as the issuer has it here.
 fn signature(token: &PrivateToken) -> &[u8] {
     let Authenticator::BlindRsa(signature) = token.authenticator() else {
-        panic!("another type")
+        unreachable!("another type")
     };
     signature
 }
