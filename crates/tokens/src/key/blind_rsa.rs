@@ -5,7 +5,16 @@ use blind_rsa_signatures::{
     reexports::rand::CryptoRng,
 };
 use hoplite_wire::privacy_pass::SIGNATURE_LEN;
-use ring::signature::{RSA_PSS_2048_8192_SHA384, RsaPublicKeyComponents};
+use parking_lot::Mutex;
+use ring::{
+    rand::{SecureRandom, SystemRandom},
+    signature::{RSA_PSS_2048_8192_SHA384, RsaPublicKeyComponents},
+};
+use rsa::{
+    BoxedUint, RsaPrivateKey,
+    hazmat::{rsa_decrypt_and_check, rsa_encrypt},
+    traits::PublicKeyParts,
+};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::KeyError;
@@ -103,38 +112,135 @@ impl Blinding {
 }
 
 /// What signs.
-pub(super) struct SecretKey(BlindSecret);
+pub(super) struct SecretKey {
+    key: BlindSecret,
+    /// One for each that signs at a time.
+    masks: Mutex<Vec<Mask>>,
+}
+
+/// A message is multiplied by `r^e` before it meets the secret exponent, and the signature by `r^-1` behind it, so that no client knows what that
+/// computes with: time tells nothing of the key (RFC 9474 §7.1). The inverse is a third of what a signature costs: both are squared for the next.
+struct Mask {
+    factor: BoxedUint,
+    inverse: BoxedUint,
+    left: u32,
+}
+
+/// As OpenSSL has it.
+const MASK_LASTS: u32 = 32;
+
+impl Mask {
+    fn new(key: &RsaPrivateKey) -> Result<Self, KeyError> {
+        let mut bytes = Zeroizing::new([0; SIGNATURE_LEN]);
+        loop {
+            let drawn = SystemRandom::new().fill(&mut *bytes);
+            drawn.map_err(|_| KeyError::Unusable)?;
+            let mut r = number(&*bytes).ok_or(KeyError::Unusable)?;
+            // Half of what is drawn is too large.
+            if &r < key.n().as_ref()
+                && let Some(inverse) = r.invert_mod(key.n()).into()
+            {
+                let factor = rsa_encrypt(key, &r).map_err(|_| KeyError::Unusable);
+                r.zeroize();
+                return Ok(Self {
+                    factor: factor?,
+                    inverse,
+                    left: MASK_LASTS,
+                });
+            }
+        }
+    }
+
+    fn next(mut self, key: &RsaPrivateKey) -> Option<Self> {
+        self.left = self.left.checked_sub(1)?;
+        self.factor = self.factor.square_mod(key.n());
+        self.inverse = self.inverse.square_mod(key.n());
+        Some(self)
+    }
+}
+
+impl Drop for Mask {
+    fn drop(&mut self) {
+        self.factor.zeroize();
+        self.inverse.zeroize();
+    }
+}
+
+fn number(bytes: &[u8]) -> Option<BoxedUint> {
+    BoxedUint::from_be_slice(bytes, u32::try_from(BITS).ok()?).ok()
+}
 
 impl SecretKey {
+    fn of(key: BlindSecret) -> Self {
+        Self {
+            key,
+            masks: Mutex::default(),
+        }
+    }
+
     pub(super) fn generate() -> Result<Self, KeyError> {
         let pair = KeyPair::<Sha384, PSS, Deterministic>::generate(&mut DefaultRng, BITS);
-        pair.map(|pair| Self(pair.sk))
+        pair.map(|pair| Self::of(pair.sk))
             .map_err(|_| KeyError::Unusable)
     }
 
     pub(super) fn from_pem(pem: &str) -> Result<Self, KeyError> {
         BlindSecret::from_pem(pem)
-            .map(Self)
+            .map(Self::of)
             .map_err(|_| KeyError::NotAKey)
     }
 
     pub(super) fn to_pem(&self) -> Result<Zeroizing<String>, KeyError> {
-        let pem = self.0.to_pem().map_err(|_| KeyError::Unusable)?;
+        let pem = self.key.to_pem().map_err(|_| KeyError::Unusable)?;
         Ok(Zeroizing::new(pem))
     }
 
     pub(super) fn public(&self) -> Result<PublicKey, KeyError> {
-        PublicKey::of(self.0.public_key().map_err(|_| KeyError::NotAKey)?)
+        PublicKey::of(self.key.public_key().map_err(|_| KeyError::NotAKey)?)
     }
 
+    /// RSASP1 (RFC 8017 §5.2.1), checked (RFC 9474 §4.3).
     pub(super) fn sign(
         &self,
         blinded: &[u8; SIGNATURE_LEN],
     ) -> Result<[u8; SIGNATURE_LEN], KeyError> {
-        let signature = self.0.blind_sign(blinded).map_err(|_| KeyError::Misfit)?;
-        signature
-            .as_slice()
-            .try_into()
-            .map_err(|_| KeyError::Misfit)
+        let key = self.key.as_ref();
+        let message = number(blinded).filter(|message| message < key.n().as_ref());
+        let message = message.ok_or(KeyError::Misfit)?;
+        let kept = self.masks.lock().pop();
+        let mask = kept.map_or_else(|| Mask::new(key), Ok)?;
+        let masked = message.mul_mod(&mask.factor, key.n());
+        let signed = rsa_decrypt_and_check(key, None::<&mut DefaultRng>, &masked);
+        let signed = signed.map_err(|_| KeyError::Misfit)?;
+        let signature = signed.mul_mod(&mask.inverse, key.n());
+        if let Some(next) = mask.next(key) {
+            self.masks.lock().push(next);
+        }
+        let bytes = signature.to_be_bytes();
+        (*bytes).try_into().map_err(|_| KeyError::Misfit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_signature_is_that_of_the_library_however_often_its_mask_was_used() {
+        let secret = SecretKey::generate().expect("a key");
+        let public = secret.public().expect("a key");
+        for n in 0..3 * MASK_LASTS {
+            let input = n.to_be_bytes();
+            let (blinded, _) = public.blind(&mut DefaultRng, &input).expect("blinded");
+            let expected = secret.key.blind_sign(blinded).expect("signed");
+            assert_eq!(secret.sign(&blinded).expect("signed"), *expected.0);
+        }
+        assert_eq!(secret.masks.lock().len(), 1);
+    }
+
+    #[test]
+    fn what_is_no_number_below_the_modulus_is_not_signed() {
+        let secret = SecretKey::generate().expect("a key");
+        assert_eq!(secret.sign(&[255; SIGNATURE_LEN]), Err(KeyError::Misfit));
     }
 }
