@@ -7,9 +7,10 @@
 //!
 //! # Not in this room
 //! Cells and their fields (`wire::cell`), the replay cache of onion skins and circuits (`onion`), TLS and QUIC (`link`), who may be trusted
-//! (`directory`). Hidden services' handshake is not built.
+//! (`directory`). The handshake between the client of an onion service and the service is not built.
 
 pub mod identity;
+pub mod introduction;
 mod keys;
 pub mod ntor;
 pub mod ntor3;
@@ -19,8 +20,7 @@ mod secrets;
 pub(crate) mod testing;
 pub mod tor1;
 
-pub use self::keys::Seed;
-pub use keys::{OnionKey, OnionKeys, RelayKeys};
+pub use keys::{CircuitNonce, OnionKey, OnionKeys, RelayKeys, Seed};
 pub use secrets::{Secrets, SecretsError};
 
 /// Why a circuit handshake failed. To the other end all of these are one: DESTROY, reason PROTOCOL; nothing more is told.

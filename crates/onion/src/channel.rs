@@ -1,7 +1,6 @@
 //! What this room asks of a channel to one relay: circuits that are opened and accepted, and cells that are sent and received on each.
-//! [`hoplite_channel::Channel`] is the real one ([`Linked`]); `memory` is one inside the process, for tests. tor-spec "Channels".
+//! [`hoplite_channel::Channel`] is the real one ([`Linked`]); [`memory`] is one inside the process. tor-spec "Channels".
 
-#[cfg(any(test, feature = "testing"))]
 pub mod memory;
 
 pub use hoplite_channel::{CircuitBacklog, Origin};

@@ -6,6 +6,7 @@ mod driver;
 mod exit;
 mod extend;
 mod handshakes;
+mod onion_service;
 
 use std::{
     fmt,
@@ -33,6 +34,7 @@ pub use circuit::{Forward, RelayCircuit};
 pub use driver::serve;
 pub use extend::{Extensions, Refusal};
 pub use handshakes::{Bucket, Creates, Limits as Handshakes, Queue, ReplayCache, Requester};
+pub use onion_service::Config as OnionServicesConfig;
 
 // What a relay is and permits: its keys, its way to other relays and to targets, and its limits.
 
@@ -55,6 +57,8 @@ pub struct Config {
     pub patience: Duration,
     /// Bounds of each circuit that ends here.
     pub limits: Limits,
+    /// What it does for onion services.
+    pub onion_services: OnionServicesConfig,
 }
 
 impl Default for Config {
@@ -68,6 +72,7 @@ impl Default for Config {
             skins: (100_000, Duration::from_secs(600)),
             patience: Duration::from_secs(30),
             limits: Limits::default(),
+            onion_services: OnionServicesConfig::default(),
         }
     }
 }
@@ -122,6 +127,12 @@ pub struct Counters {
     pub not_extended: AtomicU64,
     /// Streams opened to targets.
     pub streams: AtomicU64,
+    /// INTRODUCE1 that were passed on to services.
+    pub introduced: AtomicU64,
+    /// INTRODUCE1 that were not: nobody is introduced by that key, or he does not take more.
+    pub not_introduced: AtomicU64,
+    /// Circuits of a client and a service that were joined.
+    pub joined: AtomicU64,
     /// Circuits destroyed because the client's side or the next relay broke the protocol.
     pub broken: AtomicU64,
     /// Circuits now.
@@ -155,6 +166,7 @@ pub struct Relay {
     handshakes: Arc<handshakes::Handshakes<Made>>,
     extensions: Mutex<Extensions>,
     skins: Mutex<ReplayCache>,
+    onion_services: Arc<onion_service::OnionServices>,
 }
 
 impl Relay {
@@ -175,6 +187,7 @@ impl Relay {
             directory: None,
             config,
             counters: Counters::default(),
+            onion_services: Arc::default(),
             skins: Mutex::new(ReplayCache::new(most, lasts, Instant::now())),
         }
     }

@@ -26,7 +26,7 @@ use hoplite_onion::{
     relay::{self, Counters},
 };
 use hoplite_overlay::direct::{Direct, Silence};
-use hoplite_wire::{OnionKey, tuning::Congestion};
+use hoplite_wire::{OnionKey, cell::onion_service::IntroductionRate, tuning::Congestion};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep};
 
@@ -446,6 +446,13 @@ fn limits(settings: &Settings, config: &Config) -> relay::Config {
         },
         patience: settings.patience,
         limits: endpoints(settings),
+        onion_services: relay::OnionServicesConfig {
+            enabled: settings.services,
+            introductions: IntroductionRate {
+                per_second: settings.introductions_per_second,
+                burst: settings.introductions,
+            },
+        },
         ..relay::Config::default()
     }
 }

@@ -41,6 +41,7 @@ macro_rules! numbers {
 pub mod cert;
 pub mod circuit;
 pub mod handshake;
+pub mod onion_service;
 pub mod relay;
 
 use std::fmt;

@@ -265,6 +265,34 @@ impl Seed {
     }
 }
 
+/// What only a client and one relay of its circuit know, and nothing is enciphered with: it binds messages to the circuit.
+/// tor-spec, "KDF-RFC5869" (`KH`).
+#[derive(Clone)]
+pub struct CircuitNonce(Zeroizing<[u8; 20]>);
+
+impl CircuitNonce {
+    /// Behind the keys of the relay's layer.
+    ///
+    /// # Errors
+    /// [`Refused::System`].
+    pub fn draw(seed: &Seed) -> Result<Self, Refused> {
+        let mut bytes = Zeroizing::new([0; 92]);
+        seed.fill(bytes.as_mut_slice())?;
+        let nonce = bytes.last_chunk().ok_or(Refused::System)?;
+        Ok(Self(Zeroizing::new(*nonce)))
+    }
+
+    pub(super) fn as_bytes(&self) -> &[u8; 20] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for CircuitNonce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CircuitNonce(hidden)")
+    }
+}
+
 impl fmt::Debug for Seed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Seed(hidden)")

@@ -1,5 +1,5 @@
 //! A channel inside the process: each circuit has a bounded queue of its own in each direction.
-//! For tests; runs under a paused clock.
+//! Channels are for tests, and run under a paused clock; a circuit of it joins two others at a rendezvous.
 
 use std::{
     collections::VecDeque,

@@ -8,7 +8,7 @@ use std::{
     task::{Poll, ready},
 };
 
-use hoplite_crypto::onion::{OnionKeys, Refused, ntor, ntor3, tor1::RelayLayer};
+use hoplite_crypto::onion::{CircuitNonce, OnionKeys, Refused, ntor, ntor3, tor1::RelayLayer};
 use hoplite_wire::cell::{
     self, Cell, Command, Malformed,
     circuit::{
@@ -32,6 +32,7 @@ const INCREMENT: u8 = 31;
 /// One circuit of a relay.
 pub struct RelayCircuit {
     layer: RelayLayer,
+    nonce: CircuitNonce,
     early: u8,
 }
 
@@ -64,11 +65,17 @@ impl RelayCircuit {
         };
         let circuit = Self {
             layer: RelayLayer::new(&seed)?,
+            nonce: CircuitNonce::draw(&seed)?,
             early: EARLY,
         };
         let mut body = Vec::with_capacity(reply.len() + 2);
         Created2 { data: &reply }.write(&mut body);
         Ok((circuit, control, body))
+    }
+
+    /// What binds messages to this circuit.
+    pub fn nonce(&self) -> &CircuitNonce {
+        &self.nonce
     }
 
     /// A cell from the client's side.

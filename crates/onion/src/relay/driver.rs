@@ -13,9 +13,13 @@ use std::{
 };
 
 use bytes::BytesMut;
+use hoplite_crypto::onion::introduction;
 use hoplite_wire::cell::{
     self, Cell, CircuitId, Command,
     circuit::{DestroyReason, Extend2},
+    onion_service::{
+        EstablishIntro, Introduce, IntroduceStatus, Rendezvous1, establish_rendezvous,
+    },
     relay::{self, Header, StreamId},
 };
 use tokio::{task::JoinSet, time::Instant};
@@ -23,6 +27,7 @@ use tokio::{task::JoinSet, time::Instant};
 use super::{
     Forward, Relay, RelayCircuit,
     circuit::{Extended, create},
+    onion_service::{Introduction, Rendezvous},
 };
 use crate::{
     channel::{self, Channel},
@@ -80,6 +85,7 @@ pub(super) struct Driver {
     control: Control,
     back: channel::CircuitEnds,
     next: Next,
+    service: Service,
     /// This end, if streams were asked for.
     endpoint: Option<Arc<Shared>>,
     tasks: JoinSet<()>,
@@ -98,6 +104,20 @@ enum Next {
     Open(channel::CircuitEnds),
     /// It was there; the client has been told, or is about to be.
     Lost,
+}
+
+/// What the circuit is to an onion service.
+enum Service {
+    /// Nothing.
+    None,
+    /// A client's, which waits for the service.
+    Waiting(Rendezvous),
+    /// One of a client or a service that was joined to the other's, which is its next.
+    Joined,
+    /// A service's, by which it is introduced.
+    Introduced(Introduction),
+    /// A client's, which has introduced itself.
+    Introducing,
 }
 
 type Extending = Pin<Box<dyn Future<Output = Result<Extended, DestroyReason>> + Send>>;
@@ -131,6 +151,7 @@ impl Driver {
             control,
             back,
             next: Next::None,
+            service: Service::None,
             endpoint: None,
             tasks: JoinSet::new(),
             replies: VecDeque::new(),
@@ -191,8 +212,10 @@ impl Driver {
         while forth < BATCH && self.forward(cx)? {
             forth += 1;
         }
+        // Behind what went back, which has made room for it.
+        let brought = self.poll_service(cx)?;
         // What went forth may have brought about something that is to go back.
-        Ok(extended || forth > 0 || back == BATCH)
+        Ok(extended || brought || forth > 0 || back == BATCH)
     }
 
     /// One cell from the client's side, if whoever it is for takes it.
@@ -228,6 +251,11 @@ impl Driver {
             Forward::Next(cell) => match &mut self.next {
                 Next::Open(next) => {
                     self.moved.passed_forth += 1;
+                    let mut cell = cell;
+                    // To a client or a service that was joined, this goes back.
+                    if matches!(self.service, Service::Joined) {
+                        cell.command = Command::RELAY;
+                    }
                     next.sender.send(cell);
                 }
                 // It was on its way when the next relay was lost: a DESTROY for it would overtake TRUNCATED, which says what has happened.
@@ -302,8 +330,11 @@ impl Driver {
         }
     }
 
-    /// The circuit ends here now: the client is told, and may extend it anew.
+    /// The circuit ends here now: the client is told, and may extend it anew. One that was joined to another ends with it.
     fn lost(&mut self, reason: DestroyReason) -> Result<bool, Ended> {
+        if matches!(self.service, Service::Joined) {
+            return Err(DestroyReason::DESTROYED.into());
+        }
         self.next = Next::Lost;
         let mut data = Vec::with_capacity(1);
         reason.write(&mut data);
@@ -374,6 +405,10 @@ impl Driver {
             relay::RelayCommand::EXTEND2 => self.extend(data, early),
             relay::RelayCommand::TRUNCATE => self.truncate(),
             relay::RelayCommand::DROP => Ok(()),
+            relay::RelayCommand::ESTABLISH_RENDEZVOUS => self.establish_rendezvous(data),
+            relay::RelayCommand::RENDEZVOUS1 => self.join(data),
+            relay::RelayCommand::ESTABLISH_INTRO => self.establish_introduction(data),
+            relay::RelayCommand::INTRODUCE1 => self.introduce(data),
             // The old EXTEND is not spoken here, and whoever sends it waits for an answer.
             relay::RelayCommand::EXTEND => Err(DestroyReason::PROTOCOL.into()),
             _ => self.stream_message(cell.body, digest, cx),
@@ -413,8 +448,11 @@ impl Driver {
     }
 
     fn extend(&mut self, data: &[u8], early: bool) -> Result<(), Ended> {
-        // "Upon receiving EXTEND2 in a RELAY cell, an OR MUST tear down the circuit", and so if there is a next relay already.
-        if !early || !matches!(self.next, Next::None | Next::Lost) {
+        // "Upon receiving EXTEND2 in a RELAY cell, an OR MUST tear down the circuit", and so if there is a next relay already, or will be. A client
+        // that was not introduced goes on to another relay.
+        let free = matches!(self.next, Next::None | Next::Lost)
+            && matches!(self.service, Service::None | Service::Introducing);
+        if !early || !free {
             return Err(DestroyReason::PROTOCOL.into());
         }
         let extend = Extend2::parse(data).map_err(|_| Ended::from(DestroyReason::PROTOCOL))?;
@@ -465,6 +503,111 @@ impl Driver {
             next.sender.destroy(DestroyReason::REQUESTED);
         }
         self.lost(DestroyReason::REQUESTED).map(drop)
+    }
+}
+
+// Onion services. rend-spec-v3. What C tor closes a circuit for, this does.
+
+impl Driver {
+    /// Whether the circuit ends here and is nothing to an onion service yet.
+    fn for_service(&self) -> Result<(), Ended> {
+        let free = self.relay.config.onion_services.enabled
+            && matches!(self.next, Next::None | Next::Lost)
+            && matches!(self.service, Service::None);
+        if free {
+            Ok(())
+        } else {
+            Err(DestroyReason::PROTOCOL.into())
+        }
+    }
+
+    fn establish_rendezvous(&mut self, data: &[u8]) -> Result<(), Ended> {
+        self.for_service()?;
+        let cookie = establish_rendezvous(data).map_err(|_| DestroyReason::PROTOCOL)?;
+        let place = self.relay.onion_services.wait(cookie);
+        self.service = Service::Waiting(place.ok_or(DestroyReason::PROTOCOL)?);
+        self.answer(relay::RelayCommand::RENDEZVOUS_ESTABLISHED, Vec::new());
+        Ok(())
+    }
+
+    fn join(&mut self, data: &[u8]) -> Result<(), Ended> {
+        self.for_service()?;
+        let joining = Rendezvous1::parse(data).map_err(|_| DestroyReason::PROTOCOL)?;
+        let services = &self.relay.onion_services;
+        let client = services.meet(&joining.cookie, joining.handshake);
+        self.next = Next::Open(client.ok_or(DestroyReason::PROTOCOL)?);
+        self.service = Service::Joined;
+        self.relay.counters.joined.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn establish_introduction(&mut self, data: &[u8]) -> Result<(), Ended> {
+        self.for_service()?;
+        let asked = EstablishIntro::parse(data).map_err(|_| DestroyReason::PROTOCOL)?;
+        introduction::verify(&asked, self.circuit.nonce()).map_err(|_| DestroyReason::PROTOCOL)?;
+        let services = &self.relay.config.onion_services;
+        let rate = asked.rate.unwrap_or(services.introductions);
+        let services = &self.relay.onion_services;
+        let place = services.establish(asked.auth_key, rate, self.now);
+        self.service = Service::Introduced(place);
+        // No extensions.
+        self.answer(relay::RelayCommand::INTRO_ESTABLISHED, vec![0]);
+        Ok(())
+    }
+
+    /// Once on each circuit, and not of a client that shows this relay its address and, by the key, the service that it asks for.
+    fn introduce(&mut self, data: &[u8]) -> Result<(), Ended> {
+        self.for_service()?;
+        if self.from.peer().is_none() {
+            return Err(DestroyReason::PROTOCOL.into());
+        }
+        self.service = Service::Introducing;
+        let status = match Introduce::parse(data) {
+            Ok(asked) => {
+                let services = &self.relay.onion_services;
+                services.introduce(&asked.auth_key, data, self.now)
+            }
+            Err(_) => IntroduceStatus::MALFORMED,
+        };
+        let counters = &self.relay.counters;
+        let counter = match status {
+            IntroduceStatus::SUCCESS => &counters.introduced,
+            _ => &counters.not_introduced,
+        };
+        counter.fetch_add(1, Relaxed);
+        let mut out = Vec::new();
+        status.write(&mut out);
+        self.answer(relay::RelayCommand::INTRODUCE_ACK, out);
+        Ok(())
+    }
+
+    /// What another circuit brings to this one.
+    fn poll_service(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        match &mut self.service {
+            Service::Waiting(place) => {
+                let Poll::Ready(met) = place.poll(cx) else {
+                    return Ok(false);
+                };
+                let (handshake, service) = met.ok_or(DestroyReason::INTERNAL)?;
+                self.next = Next::Open(service);
+                self.service = Service::Joined;
+                self.answer(relay::RelayCommand::RENDEZVOUS2, handshake);
+                Ok(true)
+            }
+            Service::Introduced(place) if self.replies.len() < REPLIES => {
+                let Poll::Ready(message) = place.poll(cx) else {
+                    return Ok(false);
+                };
+                let message = message.ok_or(DestroyReason::FINISHED)?;
+                self.answer(relay::RelayCommand::INTRODUCE2, message);
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    fn answer(&mut self, command: relay::RelayCommand, data: Vec<u8>) {
+        self.replies.push_back((command, data));
     }
 }
 

@@ -5,6 +5,7 @@ mod crowd;
 mod faults;
 mod hostile;
 mod liar;
+mod onion_services;
 mod paths;
 mod queued;
 mod raw;

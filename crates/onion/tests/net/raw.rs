@@ -3,7 +3,7 @@
 use std::{future::poll_fn, sync::Arc};
 
 use bytes::BytesMut;
-use hoplite_crypto::onion::{ntor3, tor1::ClientLayers};
+use hoplite_crypto::onion::{CircuitNonce, ntor3, tor1::ClientLayers};
 use hoplite_onion::{
     channel::{self, Channel},
     path,
@@ -19,6 +19,8 @@ use hoplite_wire::cell::{
 pub(crate) struct Raw {
     pub(crate) circuit: channel::CircuitEnds,
     pub(crate) layers: ClientLayers,
+    /// Of the last hop.
+    pub(crate) nonce: CircuitNonce,
 }
 
 /// What it hears.
@@ -77,7 +79,11 @@ impl Raw {
         let (_, seed) = state.finish(created.data).expect("the relay's answer");
         let mut layers = ClientLayers::new();
         layers.push(&seed).expect("a layer");
-        Self { circuit, layers }
+        Self {
+            circuit,
+            layers,
+            nonce: CircuitNonce::draw(&seed).expect("a nonce"),
+        }
     }
 
     /// Another hop.
@@ -91,6 +97,7 @@ impl Raw {
         let created = Created2::parse(&data).expect("EXTENDED2");
         let (_, seed) = state.finish(created.data).expect("the relay's answer");
         self.layers.push(&seed).expect("a layer");
+        self.nonce = CircuitNonce::draw(&seed).expect("a nonce");
     }
 
     pub(crate) async fn ask_to_extend(&mut self, cell: Command, to: &path::Relay, skin: &[u8]) {
@@ -128,6 +135,25 @@ impl Raw {
         let last = self.layers.len() - 1;
         let cell = self.seal(Command::RELAY, last, body(command, stream, data));
         self.send(cell).await;
+    }
+
+    /// Says something that no hop recognises, as what is for a far end behind the last: its last bit is another.
+    pub(crate) async fn say_beyond(&mut self, data: &[u8]) {
+        let last = self.layers.len() - 1;
+        let content = body(relay::RelayCommand::DATA, 1, data);
+        let mut cell = self.seal(Command::RELAY_EARLY, last, content);
+        *cell.body.last_mut().expect("a body") ^= 1;
+        self.send(cell).await;
+    }
+
+    /// What somebody behind the last hop has said by [`Self::say_beyond`].
+    pub(crate) async fn hear_from_beyond(&mut self) -> Vec<u8> {
+        let mut cell = answer(&mut self.circuit).await.expect("a cell");
+        assert_eq!(cell.command, Command::RELAY);
+        let fixed = cell.fixed().expect("a body");
+        assert_eq!(self.layers.decrypt(fixed), None, "of a hop");
+        let header = Header::read(fixed);
+        header.data(fixed).expect("data").to_vec()
     }
 
     pub(crate) async fn tell(&mut self, stream: u16, message: &Message<'_>) {

@@ -60,6 +60,12 @@ pub struct Onion {
     pub streams_per_client: usize,
     /// The same on one channel of another relay.
     pub streams_per_relay: usize,
+    /// Introduce clients to onion services, and join them to each other. Neither sees an address of the other, nor does this relay.
+    pub services: bool,
+    /// Clients that one service that has not said how many it wants is introduced to at once.
+    pub introductions: u32,
+    /// And each second.
+    pub introductions_per_second: u32,
     /// Other relays that channels are kept to, and that are remembered as not answering. For one more, one goes that the directory's list does not
     /// have, or that is idle.
     pub relays: usize,
@@ -109,6 +115,9 @@ impl Default for Onion {
             streams: 512,
             streams_per_client: 4096,
             streams_per_relay: 16_384,
+            services: true,
+            introductions: 200,
+            introductions_per_second: 25,
             relays: 4096,
             relays_per_address: 64,
             dials: 512,

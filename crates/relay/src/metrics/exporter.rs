@@ -148,6 +148,14 @@ impl Collector for Circuits {
         let cells = cells.map(|(what, count)| (what, count.load(Relaxed)));
         let help = "Cells of circuits, 514 bytes each";
         family(&mut encoder, "onion_cells", help, cells)?;
+        let services = [
+            ("introduced", &counters.introduced),
+            ("not_introduced", &counters.not_introduced),
+            ("joined", &counters.joined),
+        ];
+        let services = services.map(|(what, count)| (what, count.load(Relaxed)));
+        let help = "Clients and circuits of onion services";
+        family(&mut encoder, "onion_services", help, services)?;
         let streams = [("opened", counters.streams.load(Relaxed))];
         family(
             &mut encoder,

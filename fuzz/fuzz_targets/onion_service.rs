@@ -1,0 +1,32 @@
+//! Relay messages of onion services, as a relay reads them. What is read is read again from what it writes.
+#![no_main]
+
+use hoplite_wire::cell::onion_service::{
+    EstablishIntro, Introduce, IntroduceStatus, Rendezvous1, establish_rendezvous,
+};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut out = Vec::new();
+    if let Ok(read) = EstablishIntro::parse(bytes) {
+        EstablishIntro::write_authenticated(&read.auth_key, read.rate, &mut out);
+        out.extend(read.mac);
+        out.extend([0, 64]);
+        out.extend(read.signature);
+        let again = EstablishIntro::parse(&out).expect("it was written");
+        assert_eq!((again.auth_key, again.rate), (read.auth_key, read.rate));
+        assert!(read.signed.starts_with(read.authenticated));
+        assert!(bytes.starts_with(read.signed));
+    }
+    if let Ok(read) = Introduce::parse(bytes) {
+        out.clear();
+        read.write(&mut out);
+        assert_eq!(Introduce::parse(&out), Ok(read));
+    }
+    if let Ok(read) = Rendezvous1::parse(bytes) {
+        out.clear();
+        read.write(&mut out);
+        assert_eq!(out, bytes);
+    }
+    let _ = (IntroduceStatus::parse(bytes), establish_rendezvous(bytes));
+});
