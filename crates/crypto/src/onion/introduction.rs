@@ -1,14 +1,11 @@
 //! How a service shows a relay that it has the key by which it wants to be introduced, and that it says so on this circuit: a message of another
 //! circuit serves nobody who has seen it. rend-spec-v3, "ESTABLISH_INTRO".
 
-use aws_lc_rs::{
-    digest::{self, SHA3_256},
-    signature::{ED25519, UnparsedPublicKey},
-};
+use aws_lc_rs::signature::{ED25519, UnparsedPublicKey};
 use hoplite_wire::cell::onion_service::{EstablishIntro, IntroductionRate};
 use subtle::ConstantTimeEq;
 
-use super::{CircuitNonce, Refused};
+use super::{CircuitNonce, Refused, hs_ntor::mac};
 use crate::SigningKey;
 
 const PREFIX: &[u8] = b"Tor establish-intro cell v1";
@@ -18,8 +15,8 @@ const PREFIX: &[u8] = b"Tor establish-intro cell v1";
 /// # Errors
 /// [`Refused::Unauthentic`].
 pub fn verify(message: &EstablishIntro<'_>, nonce: &CircuitNonce) -> Result<(), Refused> {
-    let expected = mac(nonce, message.authenticated);
-    if !bool::from(expected.ct_eq(&message.mac)) {
+    let expected = mac(nonce.as_bytes(), &[message.authenticated]);
+    if !bool::from(expected.as_slice().ct_eq(&message.mac)) {
         return Err(Refused::Unauthentic);
     }
     let key = UnparsedPublicKey::new(&ED25519, &message.auth_key);
@@ -35,23 +32,11 @@ pub fn establish(
 ) -> Vec<u8> {
     let mut out = Vec::new();
     EstablishIntro::write_authenticated(&key.public(), rate, &mut out);
-    let mac = mac(nonce, &out);
-    out.extend(mac);
+    let mac = mac(nonce.as_bytes(), &[&out]);
+    out.extend(*mac);
     let signature = key.sign(&[PREFIX, &out].concat());
     out.extend([0, 64]);
     out.extend(signature);
-    out
-}
-
-/// `MAC(key, message)`. rend-spec-v3, "Cryptographic building blocks".
-fn mac(nonce: &CircuitNonce, message: &[u8]) -> [u8; 32] {
-    let key = nonce.as_bytes();
-    let mut context = digest::Context::new(&SHA3_256);
-    context.update(&20u64.to_be_bytes());
-    context.update(key);
-    context.update(message);
-    let mut out = [0; 32];
-    out.copy_from_slice(context.finish().as_ref());
     out
 }
 

@@ -86,6 +86,10 @@ impl OnionKey {
     pub fn public(&self) -> &[u8; 32] {
         self.0.public()
     }
+
+    pub(super) fn pair(&self) -> &KeyPair {
+        &self.0
+    }
 }
 
 impl OnionKeys {
@@ -226,6 +230,8 @@ enum Kind {
     Rfc5869(&'static [u8]),
     /// SHAKE256 of the tweak and the key, from `skip` on.
     Shake256 { tweak: &'static [u8], skip: usize },
+    /// SHAKE256 of the key and then this.
+    Shake256Of(&'static [u8]),
 }
 
 impl Seed {
@@ -238,6 +244,12 @@ impl Seed {
     /// `key` is `ntor_key_seed`; the first `skip` bytes are the handshake's own.
     pub(super) fn shake256(key: Zeroizing<[u8; 32]>, tweak: &'static [u8], skip: usize) -> Self {
         let kind = Kind::Shake256 { tweak, skip };
+        Self { kind, key }
+    }
+
+    /// `key` is `NTOR_KEY_SEED` of a service's handshake, `info` is `m_hsexpand`. rend-spec-v3, "Cryptographic building blocks" (`KDF`).
+    pub(super) fn shake256_of(key: Zeroizing<[u8; 32]>, info: &'static [u8]) -> Self {
+        let kind = Kind::Shake256Of(info);
         Self { kind, key }
     }
 
@@ -259,6 +271,13 @@ impl Seed {
                 let mut skipped = Zeroizing::new(vec![0; skip]);
                 stream.read(&mut skipped);
                 stream.read(out);
+                Ok(())
+            }
+            Kind::Shake256Of(info) => {
+                let mut state = Shake256::default();
+                state.update(self.key.as_slice());
+                state.update(info);
+                state.finalize_xof().read(out);
                 Ok(())
             }
         }

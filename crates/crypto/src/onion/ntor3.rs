@@ -305,7 +305,7 @@ fn hash(tweak: &[u8], parts: &[&[u8]]) -> Secret {
 }
 
 /// `ENC(k, m)`, which is `DEC` too: AES-256-CTR from a counter of zero; a key is used once.
-fn encipher(key: &Secret, message: &mut [u8]) -> Result<(), Refused> {
+pub(super) fn encipher(key: &Secret, message: &mut [u8]) -> Result<(), Refused> {
     let key = UnboundCipherKey::new(&AES_256, key.as_slice()).map_err(|_| Refused::System)?;
     let key = EncryptingKey::ctr(key).map_err(|_| Refused::System)?;
     let counter = EncryptionContext::Iv128(FixedLength::from([0; 16]));
