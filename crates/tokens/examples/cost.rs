@@ -97,9 +97,17 @@ fn keys_of(token_type: TokenType) {
     println!("issue       {rate:8.0} a second on {threads} threads");
 }
 
+/// Whatever else the machine does meanwhile.
+fn patient() -> SpentOptions {
+    SpentOptions {
+        deadline: Duration::from_secs(60),
+        ..SpentOptions::default()
+    }
+}
+
 async fn store(spent: u64) {
     let place = std::env::temp_dir().join(format!("hoplite-spent-{}", std::process::id()));
-    let store = SpentTokens::open(&place, &[[7; 32]], 0, SpentOptions::default()).unwrap();
+    let store = SpentTokens::open(&place, &[[7; 32]], 0, patient()).unwrap();
     at_once(&store, 0..spent).await;
     let bytes = std::fs::metadata(&place).unwrap().len();
     println!("file        {:8} MB", bytes >> 20);
@@ -122,7 +130,7 @@ async fn server(url: &str) {
         keys: Vec::new(),
     };
     let server = SpentServer::new(url, &tls).unwrap();
-    let store = SpentTokens::share(server, &keys, 2, SpentOptions::default());
+    let store = SpentTokens::share(server, &keys, 2, patient());
     // Another run's are others.
     let start = u64::from(std::process::id()) << 32;
     one_by_one(&store, "mark", start.., true).await;

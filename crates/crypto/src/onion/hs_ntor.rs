@@ -179,10 +179,10 @@ impl Introduced {
     /// # Errors
     /// [`Refused::System`], `BadKey`.
     pub fn answer(self) -> Result<([u8; REPLY], Seed), Refused> {
-        self.answer_with(KeyPair::generate()?)
+        self.answer_with(&KeyPair::generate()?)
     }
 
-    fn answer_with(self, own: KeyPair) -> Result<([u8; REPLY], Seed), Refused> {
+    fn answer_with(self, own: &KeyPair) -> Result<([u8; REPLY], Seed), Refused> {
         let fresh = own.agree(&self.client)?;
         let transcript = Transcript {
             point: &self.point,
@@ -370,7 +370,7 @@ mod tests {
         let periods = [[1; 32], bytes(SUBCREDENTIAL)];
         let (plaintext, introduced) = secret().introduced(&message, &periods).expect("read");
         assert_eq!(*plaintext, hex(PLAINTEXT));
-        let answered = introduced.answer_with(pair(SERVICE_SECRET));
+        let answered = introduced.answer_with(&pair(SERVICE_SECRET));
         let (reply, theirs) = answered.expect("answered");
         assert_eq!(reply.to_vec(), hex(REPLY_VECTOR));
         let ours = state.finish(&reply).expect("authentic");

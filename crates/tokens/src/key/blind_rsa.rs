@@ -137,7 +137,7 @@ impl Mask {
             drawn.map_err(|_| KeyError::Unusable)?;
             let mut r = number(&*bytes).ok_or(KeyError::Unusable)?;
             // Half of what is drawn is too large.
-            if &r < key.n().as_ref()
+            if r < *key.n().as_ref()
                 && let Some(inverse) = r.invert_mod(key.n()).into()
             {
                 let factor = rsa_encrypt(key, &r).map_err(|_| KeyError::Unusable);
