@@ -1,9 +1,9 @@
 //! A client's region from its first relay to its last one: told by the one, shown to the other as far as its user chose.
 
-use std::{fs, future::poll_fn};
+use std::{collections::HashSet, fs, future::poll_fn};
 
 use hoplite_masque::{Config, ShownRegion};
-use hoplite_overlay::{Batch, Overlay, Terms};
+use hoplite_overlay::{Batch, Isolation, Overlay, Terms};
 use hoplite_relay::{
     Handle, Relay,
     config::{Ingress, Pool},
@@ -51,12 +51,16 @@ fn relays_with(ingress: Ingress) -> Vec<Handle> {
 
 /// Whom a target sees.
 async fn seen(path: &dyn Overlay) -> String {
+    seen_by(path, &Terms::default()).await
+}
+
+async fn seen_by(path: &dyn Overlay, terms: &Terms) -> String {
     let target = targets::tcp(async |mut stream| {
         let seen = stream.peer_addr().expect("connected").ip().to_string();
         drop(stream.write_all(seen.as_bytes()).await);
     });
     let target = target.await.into();
-    let stream = soon(path.open_stream(&target, &Terms::default())).await;
+    let stream = soon(path.open_stream(&target, terms)).await;
     let mut seen = String::new();
     let mut stream = stream.expect("opens");
     soon(stream.read_to_string(&mut seen)).await.expect("read");
@@ -81,6 +85,31 @@ async fn a_target_sees_the_region_that_the_client_chose_to_show_from_its_first_f
         let path = through(&relays, &direct(), client(region));
         let seen = seen(&path).await;
         assert!(seen.starts_with(prefix), "{region:?}: {seen}");
+    }
+}
+
+#[tokio::test]
+async fn a_target_sees_each_isolation_token_come_from_an_address_of_its_own() {
+    // So many addresses that two of them are the same in one of a million runs.
+    let wide = Pool {
+        region: None,
+        zone: None,
+        addresses: vec!["127.16.0.0/12".parse().expect("a prefix")],
+    };
+    let relays = vec![
+        relay(|_| ()),
+        relay(|config| config.egress.pool = vec![wide]),
+    ];
+    let path = through(&relays, &direct(), client(ShownRegion::None));
+    let tokens = ["", "a", "b"].map(|token| Terms {
+        isolation: Isolation::new(token.into()),
+        ..Terms::default()
+    });
+    let mut addresses = HashSet::new();
+    for terms in &tokens {
+        let first = seen_by(&path, terms).await;
+        assert_eq!(seen_by(&path, terms).await, first, "one visitor");
+        assert!(addresses.insert(first), "two tokens, one address");
     }
 }
 
