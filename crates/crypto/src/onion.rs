@@ -1,7 +1,7 @@
 //! The cryptography of onion circuits: circuit handshakes, the layers of relay cells, and who a relay is on a channel.
 //! tor-spec: "Setting circuit keys", "The ntor handshake", "Relay cell processing", "CERTS cells", "AUTHENTICATE cells"; proposal 332; cert-spec; rend-spec-v3.
 //!
-//! Primitives come from aws-lc (X25519, Ed25519, AES, HMAC, SHA-256, SHA3-256) and from RustCrypto (`sha1`, `shake`). SHA-1 is here because
+//! Primitives come from aws-lc (X25519, Ed25519, AES, HMAC, SHA-256, SHA3-256) and from RustCrypto (`polyval`, `sha1`, `shake`). SHA-1 is here because
 //! Tor's relay cells have it, as a running digest of which 4 bytes are shown. **None of this is a claim to be as secure as Tor:** nobody has
 //! reviewed it, and what Tor does around its cryptography (guards, padding, vanguards, a large network) is not here.
 //!
@@ -9,6 +9,7 @@
 //! Cells and their fields (`wire::cell`), the replay cache of onion skins and circuits (`onion`), TLS and QUIC (`link`), who may be trusted
 //! (`directory`).
 
+pub mod cgo;
 pub mod hs_ntor;
 pub mod identity;
 pub mod introduction;
