@@ -8,7 +8,7 @@ use hoplite_link::Pad;
 use hoplite_overlay::{
     Bound, Datagrams, Error, ErrorKind, Opening, Overlay, Packets, Reason, Stream, Terms,
 };
-use hoplite_wire::{Target, connect_ip::Scope};
+use hoplite_wire::{Host, Target, connect_ip::Scope, special};
 use parking_lot::Mutex;
 use tracing::warn;
 
@@ -124,10 +124,30 @@ fn carrying(config: &Config) -> Config {
     config
 }
 
+/// A name of an onion service is not told to the last relay, which can do nothing with it. RFC 7686 §2 no. 1.
+fn refuse_onion(name: &str) -> Result<(), Error> {
+    if !special::is_onion_name(name) {
+        return Ok(());
+    }
+    let doing =
+        "reaching an onion service by tunnels, which lead to none: it needs overlay = \"onion\"";
+    Err(Error::new(ErrorKind::Unsupported, doing))
+}
+
+fn refuse_onion_host(host: &Host) -> Result<(), Error> {
+    match host {
+        Host::Name(name) => refuse_onion(name.as_str()),
+        Host::Ip(_) => Ok(()),
+    }
+}
+
 impl Overlay for Path {
     fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
         let terms = self.spares.terms(terms);
-        Box::pin(async move { self.last.open_stream(target, &terms).await })
+        Box::pin(async move {
+            refuse_onion_host(&target.host)?;
+            self.last.open_stream(target, &terms).await
+        })
     }
 
     fn open_datagrams<'a>(
@@ -136,12 +156,18 @@ impl Overlay for Path {
         terms: &'a Terms,
     ) -> Opening<'a, Box<dyn Datagrams>> {
         let terms = self.spares.terms(terms);
-        Box::pin(async move { self.last.gathered(target, &terms).await })
+        Box::pin(async move {
+            refuse_onion_host(&target.host)?;
+            self.last.gathered(target, &terms).await
+        })
     }
 
     fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
         let terms = self.spares.terms(terms);
-        Box::pin(async move { self.last.resolve(name, &terms).await })
+        Box::pin(async move {
+            refuse_onion(name.trim_end_matches('.'))?;
+            self.last.resolve(name, &terms).await
+        })
     }
 
     fn query<'a>(&'a self, message: &'a [u8], terms: &'a Terms) -> Opening<'a, Vec<u8>> {

@@ -126,6 +126,11 @@ pub fn is_local_name(name: &str) -> bool {
     LOCAL_LABELS.contains(&last) || name == "home.arpa" || name.ends_with(".home.arpa")
 }
 
+/// A name of an onion service: it means nothing but to circuits, and nobody else is asked for it (RFC 7686 §2).
+pub fn is_onion_name(name: &str) -> bool {
+    name == "onion" || name.ends_with(".onion")
+}
+
 /// A name that does not exist and is never asked for (RFC 6761 §6.4).
 pub fn is_nobody(name: &str) -> bool {
     name == "invalid" || name.ends_with(".invalid")

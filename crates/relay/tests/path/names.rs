@@ -11,7 +11,7 @@ use hoplite_testing::{
     relay::relay,
 };
 use hoplite_wire::{
-    HostName,
+    HostName, Target,
     dns::{Code, Question, RecordType},
 };
 
@@ -59,6 +59,34 @@ async fn the_last_relay_alone_resolves() {
         assert!(last.asked() > 0);
         assert_eq!(others.asked(), 0, "another relay learnt the name");
     }
+}
+
+#[tokio::test]
+async fn names_of_onion_services_are_told_to_nobody() {
+    let last = server().await;
+    let resolver = ResolverChoice::Servers(vec![last.address]);
+    // It would ask, if it were told.
+    let relay = relay(|config| {
+        config.egress.resolver = resolver;
+        config.egress.allow = vec!["onion".parse().expect("a rule")];
+    });
+    let path = through([&relay], &direct(), ClientConfig::default());
+    let terms = Terms::default();
+    for name in ["duskgytldkxiuqc6.onion", "onion", "www.Example.ONION"] {
+        let target: Target = format!("{name}:80").parse().expect("a target");
+        let stream = path
+            .open_stream(&target, &terms)
+            .await
+            .expect_err("refused");
+        let datagrams = path.open_datagrams(&target, &terms).await;
+        let datagrams = datagrams.expect_err("refused");
+        let name = HostName::new(name).expect("a name");
+        let resolved = path.resolve(name.as_str(), &terms).await;
+        for error in [stream, datagrams, resolved.expect_err("refused")] {
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+        }
+    }
+    assert_eq!(last.asked(), 0);
 }
 
 #[tokio::test]
