@@ -18,8 +18,10 @@ pub mod ntor;
 pub mod ntor3;
 pub mod rsa;
 mod secrets;
+pub mod service_keys;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod time_period;
 pub mod tor1;
 
 pub use keys::{CircuitNonce, OnionKey, OnionKeys, RelayKeys, Seed};
