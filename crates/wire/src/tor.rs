@@ -14,6 +14,8 @@ use base64::{
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
 
+pub mod service_descriptor;
+
 use crate::directory::{ADDRESSES, Malformed, Ports};
 
 /// Forty hexadecimal digits: how Tor names RSA keys.
@@ -56,14 +58,16 @@ struct Items<'a> {
     /// Where the next item begins.
     at: usize,
     line: usize,
+    /// Characters of base64 that one object may have.
+    object: usize,
 }
 
 /// One item.
 struct Item<'a> {
     keyword: &'a str,
     arguments: &'a str,
-    /// The bytes between BEGIN and END.
-    object: Option<Vec<u8>>,
+    /// What BEGIN says, and the bytes between it and END.
+    object: Option<(&'a str, Vec<u8>)>,
     /// Where it begins, and where its keyword line has ended.
     start: usize,
     body: usize,
@@ -72,12 +76,18 @@ struct Item<'a> {
 impl<'a> Items<'a> {
     /// Texts of more than [`TEXT`] bytes are not looked at.
     fn of(text: &'a str) -> Result<Self, Malformed> {
+        Self::within(text, TEXT, OBJECT)
+    }
+
+    /// Texts of more than `most` bytes are not looked at.
+    fn within(text: &'a str, most: usize, object: usize) -> Result<Self, Malformed> {
         let items = Self {
             text,
             at: 0,
             line: 1,
+            object,
         };
-        if text.len() <= TEXT {
+        if text.len() <= most {
             Ok(items)
         } else {
             Err(items.wrong("too long"))
@@ -136,32 +146,46 @@ impl<'a> Items<'a> {
         Some(line)
     }
 
-    fn object(&mut self) -> Result<Option<Vec<u8>>, Malformed> {
+    fn object(&mut self) -> Result<Option<(&'a str, Vec<u8>)>, Malformed> {
         let rest = self.text.get(self.at..).unwrap_or_default();
         if !rest.starts_with("-----BEGIN ") {
             return Ok(None);
         }
-        self.line();
+        let begin = self
+            .line()
+            .and_then(|line| line.strip_prefix("-----BEGIN "));
+        let label = begin.ok_or_else(|| self.wrong("object"))?;
         let mut text = String::new();
         loop {
             let line = self.line().ok_or_else(|| self.wrong("object"))?;
-            if line.starts_with("-----END ") {
+            if let Some(end) = line.strip_prefix("-----END ") {
+                if end != label {
+                    return Err(self.wrong("object that ends as another"));
+                }
                 break;
             }
             text.push_str(line);
-            if text.len() > OBJECT {
+            if text.len() > self.object {
                 return Err(self.wrong("object that is too long"));
             }
         }
-        let bytes = BASE64.decode(text);
-        bytes.map(Some).map_err(|_| self.wrong("object"))
+        let bytes = BASE64.decode(text).map_err(|_| self.wrong("object"))?;
+        Ok(Some((label.strip_suffix("-----").unwrap_or(label), bytes)))
     }
 }
 
 impl Item<'_> {
     /// Bytes that must be there.
     fn bytes(self, items: &Items<'_>) -> Result<Vec<u8>, Malformed> {
-        self.object.ok_or_else(|| items.wrong("no object"))
+        let object = self.object.map(|(_, bytes)| bytes);
+        object.ok_or_else(|| items.wrong("no object"))
+    }
+
+    /// Bytes that must be there, and be called so.
+    fn labelled(self, label: &str, items: &Items<'_>) -> Result<Vec<u8>, Malformed> {
+        let object = self.object.filter(|(found, _)| *found == label);
+        let object = object.map(|(_, bytes)| bytes);
+        object.ok_or_else(|| items.wrong("no object of its kind"))
     }
 }
 
@@ -512,8 +536,12 @@ impl Router {
 fn speaks(protocols: &str, name: &str, version: u32) -> bool {
     let mut all = protocols.split_ascii_whitespace();
     let versions = all.find_map(|one| one.strip_prefix(name)?.strip_prefix('='));
-    let mut ranges = versions.unwrap_or_default().split(',');
-    ranges.any(|range| {
+    includes(versions.unwrap_or_default(), version)
+}
+
+/// Whether `1-2,4` has this version.
+fn includes(versions: &str, version: u32) -> bool {
+    versions.split(',').any(|range| {
         let (low, high) = range.split_once('-').unwrap_or((range, range));
         let between = |low: u32, high: u32| (low..=high).contains(&version);
         let parsed = (u32::from_str(low), u32::from_str(high));

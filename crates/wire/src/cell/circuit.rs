@@ -131,26 +131,15 @@ impl<'a> Extend2<'a> {
     /// [`Malformed`] for what is cut off, for a specifier of a wrong length, and for two identities of one kind.
     pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
         let mut input = Input::new(data, "EXTEND2");
-        let mut specifiers: Vec<LinkSpecifier<'a>> = Vec::new();
-        for _ in 0..input.u8()? {
-            let next = LinkSpecifier::read(&mut input)?;
-            if specifiers.iter().any(|one| one.excludes(&next)) {
-                return Err(input.malformed());
-            }
-            specifiers.push(next);
-        }
         Ok(Self {
-            specifiers,
+            specifiers: LinkSpecifier::read_all(&mut input)?,
             create: Create2::read(&mut input)?,
         })
     }
 
     /// Writes the message: 255 specifiers at most.
     pub fn write(&self, out: &mut impl BufMut) {
-        let number = short(self.specifiers.len());
-        out.put_u8(number);
-        let specifiers = self.specifiers.iter().take(number.into());
-        specifiers.for_each(|specifier| specifier.write(out));
+        LinkSpecifier::write_all(&self.specifiers, out);
         self.create.write(out);
     }
 }
@@ -200,6 +189,37 @@ pub enum LinkSpecifier<'a> {
 }
 
 impl<'a> LinkSpecifier<'a> {
+    /// Reads all that a block has: their number, and they. rend-spec-v3, "Protocol building blocks".
+    ///
+    /// # Errors
+    /// [`Malformed`] for what is cut off or follows, for a specifier of a wrong length, and for two identities of one kind.
+    pub fn parse_all(block: &'a [u8]) -> Result<Vec<Self>, Malformed> {
+        let mut input = Input::new(block, "link specifiers");
+        let specifiers = Self::read_all(&mut input)?;
+        let whole = input.is_empty().then_some(specifiers);
+        whole.ok_or(input.malformed())
+    }
+
+    /// Writes a block: 255 specifiers at most.
+    pub fn write_all(specifiers: &[Self], out: &mut impl BufMut) {
+        let number = short(specifiers.len());
+        out.put_u8(number);
+        let specifiers = specifiers.iter().take(number.into());
+        specifiers.for_each(|specifier| specifier.write(out));
+    }
+
+    fn read_all(input: &mut Input<'a>) -> Result<Vec<Self>, Malformed> {
+        let mut specifiers: Vec<Self> = Vec::new();
+        for _ in 0..input.u8()? {
+            let next = Self::read(input)?;
+            if specifiers.iter().any(|one| one.excludes(&next)) {
+                return Err(input.malformed());
+            }
+            specifiers.push(next);
+        }
+        Ok(specifiers)
+    }
+
     /// Type and value off the front. An error names what the input is.
     pub(super) fn read(input: &mut Input<'a>) -> Result<Self, Malformed> {
         let malformed = input.malformed();
