@@ -135,7 +135,7 @@ impl OnionAddress {
     }
 
     /// The file `hs_ed25519_public_key`.
-    pub fn to_file(&self) -> Vec<u8> {
+    pub fn file(&self) -> Vec<u8> {
         [&PUBLIC_FILE[..], &self.key].concat()
     }
 }
@@ -252,7 +252,7 @@ impl ServiceIdentity {
     }
 
     /// The file that [`ServiceIdentity::from_file`] reads.
-    pub fn to_file(&self) -> Zeroizing<Vec<u8>> {
+    pub fn file(&self) -> Zeroizing<Vec<u8>> {
         // Of its whole size at once: what a vector grows out of is not wiped.
         let mut file = Zeroizing::new(Vec::with_capacity(96));
         file.extend_from_slice(SECRET_FILE);
@@ -394,7 +394,10 @@ mod tests {
             let address: OnionAddress = example.parse().expect("an address");
             assert_eq!(address.to_string(), example);
             assert_eq!(example.to_uppercase().parse(), Ok(address));
-            assert_eq!(OnionAddress::from_label(&example[..56]), Ok(address));
+            assert_eq!(
+                OnionAddress::from_label(example.split_at(56).0),
+                Ok(address)
+            );
         }
     }
 
@@ -405,18 +408,18 @@ mod tests {
         for wrong in [
             "",
             "example.onion",
-            &example[..56],
-            &example[..61],
+            example.split_at(56).0,
+            example.split_at(61).0,
             &format!("www.{example}"),
             &format!("{example}."),
             &example.replace('6', "1"),
-            &format!("{}é.onion", &example[..54]),
+            &format!("{}é.onion", example.split_at(54).0),
         ] {
             assert_eq!(refused(wrong), Some(ServiceKeyError::NoAddress), "{wrong}");
         }
         let mistyped = example.replacen("pg6", "pg7", 1);
         assert_eq!(refused(&mistyped), Some(ServiceKeyError::Mistyped));
-        let version = format!("{}c.onion", &example[..55]);
+        let version = format!("{}c.onion", example.split_at(55).0);
         assert_eq!(refused(&version), Some(ServiceKeyError::Version(2)));
     }
 
@@ -511,16 +514,16 @@ mod tests {
     #[test]
     fn an_identity_is_kept_in_a_file_and_is_the_same_service() {
         let identity = ServiceIdentity::generate().expect("a key");
-        let file = identity.to_file();
+        let file = identity.file();
         assert_eq!((file.len(), file.capacity()), (96, 96));
         let again = ServiceIdentity::from_file(&file).expect("reads");
         assert_eq!(again.address(), identity.address());
-        assert_eq!(again.to_file(), file);
+        assert_eq!(again.file(), file);
         assert_eq!(
             again.blinded(period(7)).sign(b"x"),
             identity.blinded(period(7)).sign(b"x")
         );
-        let public = identity.address().to_file();
+        let public = identity.address().file();
         for bad in [
             &file[..95],
             &file[1..],

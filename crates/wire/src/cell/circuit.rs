@@ -197,7 +197,7 @@ impl<'a> LinkSpecifier<'a> {
         let mut input = Input::new(block, "link specifiers");
         let specifiers = Self::read_all(&mut input)?;
         let whole = input.is_empty().then_some(specifiers);
-        whole.ok_or(input.malformed())
+        whole.ok_or_else(|| input.malformed())
     }
 
     /// Writes a block: 255 specifiers at most.
