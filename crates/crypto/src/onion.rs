@@ -10,6 +10,8 @@
 //! (`directory`).
 
 pub mod cgo;
+pub mod client_authorisation;
+pub mod descriptor;
 pub mod hs_ntor;
 pub mod identity;
 pub mod introduction;

@@ -306,9 +306,18 @@ fn hash(tweak: &[u8], parts: &[&[u8]]) -> Secret {
 
 /// `ENC(k, m)`, which is `DEC` too: AES-256-CTR from a counter of zero; a key is used once.
 pub(super) fn encipher(key: &Secret, message: &mut [u8]) -> Result<(), Refused> {
+    encipher_from([0; 16], key, message)
+}
+
+/// AES-256-CTR from this counter.
+pub(super) fn encipher_from(
+    counter: [u8; 16],
+    key: &Secret,
+    message: &mut [u8],
+) -> Result<(), Refused> {
     let key = UnboundCipherKey::new(&AES_256, key.as_slice()).map_err(|_| Refused::System)?;
     let key = EncryptingKey::ctr(key).map_err(|_| Refused::System)?;
-    let counter = EncryptionContext::Iv128(FixedLength::from([0; 16]));
+    let counter = EncryptionContext::Iv128(FixedLength::from(counter));
     let done = key.less_safe_encrypt(message, counter);
     done.map(drop).map_err(|_| Refused::System)
 }
