@@ -1,6 +1,6 @@
 //! Our circuits through C tor, the oracle: `cargo test -p hoplite-onion --test c_tor -- --ignored` where `tor` and `openssl` are installed
-//! (or `TOR=/path`). Lone relays of a test network that has no authorities, on loopback: circuits need nobody else.
-//! interop/tor_test.py has a whole network, with its consensus.
+//! (or `TOR=/path`). Lone relays of a test network that has no authorities, on loopback: circuits need nobody else. Descriptors of onion services
+//! need directories, and have a network with an authority; interop/tor_test.py has one with three, whose consensus we read.
 
 #![expect(
     clippy::unwrap_used,
@@ -9,6 +9,8 @@
     reason = "a test: whatever fails ends it, and says what tor said"
 )]
 
+mod descriptors;
+mod network;
 mod ours;
 mod target;
 mod tor;

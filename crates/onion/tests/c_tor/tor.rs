@@ -110,16 +110,21 @@ impl Tor {
     }
 
     pub(crate) fn relay(&self) -> Relay {
-        Relay {
-            name: "theirs".into(),
-            exit: None,
-            keys: self.keys,
-            rsa: true,
-            addresses: vec![self.address],
-            ntor3: true,
-            congestion_control: true,
-            half_close: false,
-        }
+        relay_of(self.address, self.keys)
+    }
+}
+
+/// What is known of a C tor with these keys.
+pub(crate) fn relay_of(address: SocketAddr, keys: RelayKeys) -> Relay {
+    Relay {
+        name: "theirs".into(),
+        exit: None,
+        keys,
+        rsa: true,
+        addresses: vec![address],
+        ntor3: true,
+        congestion_control: true,
+        half_close: false,
     }
 }
 
@@ -133,7 +138,8 @@ impl Drop for Tor {
     }
 }
 
-fn keys(data: &Path) -> RelayKeys {
+/// From the files of a C tor.
+pub(crate) fn keys(data: &Path) -> RelayKeys {
     let read = |name: &str| std::fs::read(data.join(name)).unwrap();
     let ed25519 = read("keys/ed25519_master_id_public_key");
     // The secret key, then the public one.

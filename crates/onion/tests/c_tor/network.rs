@@ -1,0 +1,328 @@
+//! A network of C tor on loopback: one authority and three relays, all of them directories of onion services, and a client that is told what to do
+//! through its control port.
+
+use std::{
+    fs,
+    io::Write,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use hoplite_crypto::onion::{
+    client_authorisation::ClientSecret,
+    service_keys::OnionAddress,
+    time_period::{Schedule, TimePeriod},
+};
+use hoplite_onion::path::Relay;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::TcpStream,
+};
+
+use crate::{
+    limit,
+    tor::{keys, relay_of},
+};
+
+/// Seconds between two consensuses.
+const VOTING: u64 = 20;
+const EVERYBODY: &str = "
+TestingTorNetwork 1
+AssumeReachable 1
+ShutdownWaitLength 0
+SafeLogging 0
+PathsNeededToBuildCircuits 0.67
+";
+const RELAY: &str = "
+Address 127.0.0.1
+SocksPort 0
+ExitRelay 1
+ExitPolicyRejectPrivate 0
+ExitPolicy accept *:*
+ServerDNSAllowBrokenConfig 1
+ServerDNSDetectHijacking 0
+ServerDNSTestAddresses
+ContactInfo none@example.invalid
+";
+/// The second interval is the first one too, so that all periods of onion services have one length.
+const AUTHORITY: &str = "
+AuthoritativeDirectory 1
+V3AuthoritativeDirectory 1
+TestingV3AuthInitialVotingInterval 20
+TestingV3AuthInitialVoteDelay 4
+TestingV3AuthInitialDistDelay 4
+V3AuthVotingInterval 20
+V3AuthVoteDelay 4
+V3AuthDistDelay 4
+V3AuthNIntervalsValid 3
+TestingDirAuthVoteExit *
+TestingDirAuthVoteGuard *
+TestingDirAuthVoteHSDir *
+MinUptimeHidServDirectoryV2 0
+TestingMinExitFlagThreshold 0
+";
+const CLIENT: &str = "
+SocksPort 127.0.0.1:auto ExtendedErrors
+ControlPort 127.0.0.1:auto
+UseEntryGuards 0
+ConfluxEnabled 0
+";
+
+/// Running, and ended with the test.
+pub(crate) struct Network {
+    relays: Vec<Relay>,
+    control: BufReader<TcpStream>,
+    socks: SocketAddr,
+    _running: Running,
+}
+
+/// What is ended with the test, before its files go.
+struct Running {
+    children: Vec<Child>,
+    home: tempfile::TempDir,
+}
+
+impl Network {
+    /// Ready when the client is: it takes half a minute.
+    pub(crate) async fn start() -> Self {
+        let mut running = Running {
+            children: Vec::new(),
+            home: tempfile::tempdir().unwrap(),
+        };
+        let home = running.home.path().to_owned();
+        let members: Vec<_> = (0..4).map(|n| Member::new(&home, n)).collect();
+        let authority = members[0].certify();
+        for member in &members {
+            let kind = if member.is_authority() { AUTHORITY } else { "" };
+            let ports = format!(
+                "ORPort 127.0.0.1:{} IPv4Only\nDirPort 127.0.0.1:{} IPv4Only\n",
+                member.or.port(),
+                member.dir.port()
+            );
+            running
+                .children
+                .push(member.run(&[&authority, RELAY, kind, &ports]));
+        }
+        let client = Member::new(&home, 9);
+        running.children.push(client.run(&[&authority, CLIENT]));
+        for member in members.iter().chain([&client]) {
+            limit(member.said("Bootstrapped 100%")).await;
+        }
+        let opened = |what| listener(&client.log(), what);
+        let control = TcpStream::connect(opened("Opened Control listener"));
+        let relays = members.iter();
+        let mut network = Self {
+            relays: relays
+                .map(|member| relay_of(member.or, keys(&member.home)))
+                .collect(),
+            control: BufReader::new(control.await.unwrap()),
+            socks: opened("Opened Socks listener"),
+            _running: running,
+        };
+        assert_eq!(network.ask("AUTHENTICATE").await, "250 OK");
+        network
+    }
+
+    /// Its relays.
+    pub(crate) fn relays(&self) -> &[Relay] {
+        &self.relays
+    }
+
+    /// What the client answers to a command: the last line of it.
+    pub(crate) async fn ask(&mut self, command: &str) -> String {
+        let command = format!("{command}\r\n");
+        self.control.write_all(command.as_bytes()).await.unwrap();
+        let mut last = String::new();
+        while last.as_bytes().get(3) != Some(&b' ') {
+            last.clear();
+            assert_ne!(self.control.read_line(&mut last).await.unwrap(), 0);
+        }
+        last.trim_end().to_owned()
+    }
+
+    /// The time period of onion services by the client's consensus.
+    pub(crate) async fn period(&mut self) -> TimePeriod {
+        let asked = "GETINFO consensus/valid-after\r\n";
+        self.control.write_all(asked.as_bytes()).await.unwrap();
+        let (mut answer, mut end) = (String::new(), String::new());
+        self.control.read_line(&mut answer).await.unwrap();
+        self.control.read_line(&mut end).await.unwrap();
+        let date = answer.split('=').nth(1).expect("a date").trim();
+        let date = Command::new("date")
+            .args(["-u", "+%s", "-d", date])
+            .output();
+        let seconds = String::from_utf8(date.unwrap().stdout).unwrap();
+        Schedule::testing(VOTING).period(seconds.trim().parse().unwrap())
+    }
+
+    /// Has the client bring a descriptor to the directories that are responsible for it.
+    pub(crate) async fn post(&mut self, label: &str, descriptor: &str) -> String {
+        let text = descriptor.replace('\n', "\r\n");
+        self.ask(&format!("+HSPOST HSADDRESS={label}\r\n{text}."))
+            .await
+    }
+
+    /// Gives the client a key for this service.
+    pub(crate) async fn authorise(&mut self, service: &OnionAddress, client: &ClientSecret) {
+        // The file's base32 as the control port's base64.
+        let file = client.file(service);
+        let key = file.trim().rsplit(':').next().expect("a key");
+        let command = format!("printf %s {key}==== | base32 -d | base64");
+        let key = Command::new("sh").args(["-c", &command]).output().unwrap();
+        let key = String::from_utf8(key.stdout).unwrap();
+        let command = format!(
+            "ONION_CLIENT_AUTH_ADD {} x25519:{}",
+            service.label(),
+            key.trim()
+        );
+        let answer = self.ask(&command).await;
+        assert!(answer.starts_with("25"), "{answer}");
+    }
+
+    /// What the client's SOCKS port says of a stream to this name.
+    pub(crate) async fn open(&self, name: &str) -> u8 {
+        let mut stream = TcpStream::connect(self.socks).await.unwrap();
+        let length = u8::try_from(name.len()).unwrap();
+        let request = [&[5, 1, 0, 5, 1, 0, 3, length], name.as_bytes(), &[0, 80]].concat();
+        stream.write_all(&request).await.unwrap();
+        let mut answer = [0; 4];
+        stream.read_exact(&mut answer).await.unwrap();
+        answer[3]
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            drop((child.kill(), child.wait()));
+        }
+        if std::thread::panicking() {
+            for member in [0, 1, 9] {
+                let log = self.home.path().join(format!("{member}/log"));
+                let log = fs::read_to_string(log).unwrap_or_default();
+                let lines: Vec<_> = log.lines().collect();
+                let last = &lines[lines.len().saturating_sub(30)..];
+                println!("--- member {member} said\n{}", last.join("\n"));
+            }
+        }
+    }
+}
+
+/// One C tor: the first is the authority.
+struct Member {
+    number: u8,
+    home: PathBuf,
+    or: SocketAddr,
+    dir: SocketAddr,
+}
+
+impl Member {
+    fn new(network: &Path, number: u8) -> Self {
+        let home = network.join(number.to_string());
+        fs::create_dir_all(home.join("keys")).unwrap();
+        Self {
+            number,
+            home,
+            or: free(),
+            dir: free(),
+        }
+    }
+
+    fn is_authority(&self) -> bool {
+        self.number == 0
+    }
+
+    fn log(&self) -> PathBuf {
+        self.home.join("log")
+    }
+
+    fn tor(&self) -> Command {
+        let tor = std::env::var_os("TOR").unwrap_or_else(|| "tor".into());
+        let mut command = Command::new(tor);
+        command.arg("--DataDirectory").arg(&self.home);
+        command.args(["--Nickname", &format!("member{}", self.number)]);
+        command
+    }
+
+    /// Makes an authority's keys: everybody's line about it.
+    fn certify(&self) -> String {
+        let mut made = Command::new("tor-gencert")
+            .args(["--create-identity-key", "--passphrase-fd", "0", "-m", "12"])
+            .args(["-a", &self.dir.to_string()])
+            .args([
+                "-i",
+                "authority_identity_key",
+                "-s",
+                "authority_signing_key",
+            ])
+            .args(["-c", "authority_certificate"])
+            .current_dir(self.home.join("keys"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut passphrase = made.stdin.take().expect("piped");
+        passphrase.write_all(b"pass\n").unwrap();
+        drop(passphrase);
+        assert!(made.wait().unwrap().success());
+        let certificate = self.home.join("keys/authority_certificate");
+        let certificate = fs::read_to_string(certificate).unwrap();
+        let mut lines = certificate.lines();
+        let v3 = lines.find_map(|line| line.strip_prefix("fingerprint "));
+        let nobody = "x 127.0.0.1:1 ffffffffffffffffffffffffffffffffffffffff";
+        let listed = self
+            .tor()
+            .args(["--quiet", "--list-fingerprint", "--ignore-missing-torrc"])
+            .args([
+                "-f",
+                "/nonexistent",
+                "--ORPort",
+                "1",
+                "--DirAuthority",
+                nobody,
+            ])
+            .args(["--ContactInfo", "x"])
+            .output()
+            .unwrap();
+        let listed = String::from_utf8(listed.stdout).unwrap();
+        let line = listed.lines().last().expect("a fingerprint");
+        let fingerprint: String = line.split_whitespace().skip(1).collect();
+        format!(
+            "DirAuthority member0 orport={} no-v2 v3ident={} {} {fingerprint}\n",
+            self.or.port(),
+            v3.expect("a fingerprint"),
+            self.dir
+        )
+    }
+
+    fn run(&self, torrc: &[&str]) -> Child {
+        let path = self.home.join("torrc");
+        fs::write(&path, [EVERYBODY, &torrc.concat()].concat()).unwrap();
+        let log = format!("info file {}", self.log().display());
+        let command = &mut self.tor();
+        let command = command.arg("-f").arg(path).args(["--Log", &log]);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().unwrap()
+    }
+
+    async fn said(&self, what: &str) {
+        while !fs::read_to_string(self.log()).is_ok_and(|log| log.contains(what)) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+fn free() -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    listener.local_addr().unwrap()
+}
+
+fn listener(log: &Path, what: &str) -> SocketAddr {
+    let log = fs::read_to_string(log).unwrap();
+    let line = log.lines().find(|line| line.contains(what));
+    let port = line.and_then(|line| line.rsplit(':').next()?.trim().parse().ok());
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port.expect("a port")))
+}
