@@ -1,9 +1,10 @@
 //! The cryptography of onion circuits: circuit handshakes, the layers of relay cells, and who a relay is on a channel.
 //! tor-spec: "Setting circuit keys", "The ntor handshake", "Relay cell processing", "CERTS cells", "AUTHENTICATE cells"; proposal 332; cert-spec; rend-spec-v3.
 //!
-//! Primitives come from aws-lc (X25519, Ed25519, AES, HMAC, SHA-256, SHA3-256) and from RustCrypto (`polyval`, `sha1`, `shake`). SHA-1 is here because
-//! Tor's relay cells have it, as a running digest of which 4 bytes are shown. **None of this is a claim to be as secure as Tor:** nobody has
-//! reviewed it, and what Tor does around its cryptography (guards, padding, vanguards, a large network) is not here.
+//! Primitives come from aws-lc (X25519, Ed25519, AES, HMAC, SHA-256, SHA-512, SHA3-256), from RustCrypto (`polyval`, `sha1`, `shake`), and, where keys of onion
+//! services are blinded, from `curve25519-dalek`. SHA-1 is here because Tor's relay cells have it, as a running digest of which 4 bytes are
+//! shown. **None of this is a claim to be as secure as Tor:** nobody has reviewed it, and what Tor does around its cryptography (guards, padding,
+//! vanguards, a large network) is not here.
 //!
 //! # Not in this room
 //! Cells and their fields (`wire::cell`), the replay cache of onion skins and circuits (`onion`), TLS and QUIC (`link`), who may be trusted

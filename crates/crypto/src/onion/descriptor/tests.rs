@@ -257,6 +257,16 @@ fn who_knows_the_address_cannot_tell_how_many_clients_are_authorised() {
 }
 
 #[test]
+fn where_an_authorised_clients_line_stands_says_nothing() {
+    let lines = || (0..16_u8).collect::<Vec<_>>();
+    let moved = (0..9).filter(|_| shuffled(lines()).expect("random") != lines());
+    assert!(moved.count() > 0);
+    let mut again = shuffled(lines()).expect("random");
+    again.sort_unstable();
+    assert_eq!(again, lines());
+}
+
+#[test]
 fn a_directory_cannot_tell_what_has_changed_nor_how_much() {
     let service = Service::new();
     let text = |points| {
