@@ -16,7 +16,7 @@ use data_encoding::BASE32_NOPAD_NOCASE;
 use ring::rand::{SecureRandom, SystemRandom};
 use zeroize::Zeroizing;
 
-use super::time_period::TimePeriod;
+use super::{ntor3::encipher, time_period::TimePeriod};
 
 /// What every address ends in.
 const SUFFIX: &str = ".onion";
@@ -30,6 +30,9 @@ const SECRET_FILE: &[u8; 32] = b"== ed25519v1-secret: type0 ==\0\0\0";
 const PUBLIC_FILE: &[u8; 32] = b"== ed25519v1-public: type0 ==\0\0\0";
 
 const BLIND: &[u8] = b"Derive temporary signing key\0";
+const REVISION: &[u8] = b"rev-counter-generation\0";
+/// Seconds for which revisions grow: two of the longest time periods.
+const REVISIONS: u64 = 2 * 14_400 * 60;
 const BLIND_NONCE: &[u8] = b"Derive temporary signing key hash input";
 /// The base point, as it is written out for the blinding factor.
 const BASE_POINT: &[u8] =
@@ -54,7 +57,7 @@ pub enum ServiceKeyError {
     /// The file is none of a service's identity.
     #[error("expected the file `hs_ed25519_secret_key` of an onion service, 96 bytes")]
     NoSecret,
-    /// The system has no randomness.
+    /// The system has no randomness, or the library not the cipher.
     #[error("the system gives no random bytes")]
     NoRandomness,
 }
@@ -301,6 +304,26 @@ impl BlindedSecret {
         self.public
     }
 
+    /// The revision of a descriptor that is made so many seconds after the time that revisions of its period are counted from (see
+    /// [`Schedule::counted_from`](super::time_period::Schedule::counted_from)): each second has a greater one, and none tells the service's clock. A
+    /// service that starts anew needs no memory of those before, and other instances of it agree. rend-spec-v3, "Encrypted time in period", with the
+    /// key and the sum that C tor has.
+    ///
+    /// # Errors
+    /// [`ServiceKeyError::NoRandomness`].
+    pub fn revision(&self, seconds: u64) -> Result<u64, ServiceKeyError> {
+        let words = seconds.min(REVISIONS).saturating_add(1);
+        let bytes = usize::try_from(words.saturating_mul(2));
+        let bytes = bytes.map_err(|_| ServiceKeyError::NoRandomness)?;
+        let key = Zeroizing::new(sha3_256(&[REVISION, self.expanded.0.as_slice()]));
+        let mut stream = Zeroizing::new(vec![0; bytes]);
+        encipher(&key, &mut stream).map_err(|_| ServiceKeyError::NoRandomness)?;
+        let words = stream.as_chunks::<2>().0.iter();
+        Ok(words
+            .map(|word| u64::from(u16::from_le_bytes(*word)) + 1)
+            .sum())
+    }
+
     /// An Ed25519 signature (RFC 8032, §5.1.6) of `message`, whose first bytes must say what kind of message it is.
     pub fn sign(&self, message: &[u8]) -> [u8; 64] {
         let nonce = wide_scalar(&[self.expanded.nonce(), message]);
@@ -488,6 +511,23 @@ mod tests {
         let subcredentials =
             [&today, &tomorrow].map(|key| identity.address().subcredential(&key.public()));
         assert_ne!(subcredentials[0], subcredentials[1]);
+    }
+
+    #[test]
+    fn each_second_has_a_greater_revision_in_steps_that_say_nothing() {
+        let key = ServiceIdentity::generate()
+            .expect("a key")
+            .blinded(period(1));
+        let revision = |seconds| key.revision(seconds).expect("a cipher");
+        let first: Vec<_> = (0..50).map(revision).collect();
+        assert!(first[0] > 0 && first.is_sorted_by(|a, b| a < b));
+        let steps = first.windows(2).map(|two| two[1] - two[0]);
+        assert!(steps.clone().max() > steps.min().map(|least| least + 1000));
+        let other = ServiceIdentity::generate()
+            .expect("a key")
+            .blinded(period(1));
+        assert_ne!(other.revision(9), key.revision(9));
+        assert_eq!(revision(u64::MAX), revision(REVISIONS));
     }
 
     #[test]

@@ -125,11 +125,15 @@ impl Schedule {
 
     /// Whether the current period has begun after the current random value was made: they belong to each other then.
     fn is_between_period_and_value(&self, valid_after: u64) -> bool {
-        let round = valid_after / self.voting;
-        let since = (round % ROUNDS).saturating_mul(self.voting);
-        let value = (round.saturating_mul(self.voting)).saturating_sub(since);
+        let value = self.value_made(valid_after);
         let next = self.begins(self.period(value).after());
         !(value..next).contains(&valid_after)
+    }
+
+    /// When the rounds of votes began in which this time is, and the current random value was made.
+    fn value_made(&self, valid_after: u64) -> u64 {
+        let rounds = ROUNDS.saturating_mul(self.voting);
+        (valid_after / rounds).saturating_mul(rounds)
     }
 
     /// Where a client looks for a descriptor.
@@ -154,6 +158,14 @@ impl Schedule {
             values.placed(first, values.previous),
             values.placed(second, values.current),
         ]
+    }
+
+    /// From when the revisions of the two descriptors of [`Schedule::uploads`] are counted, as C tor does: when their random values were made. It
+    /// stays for a period, whether its descriptor is the second or, later, the first.
+    pub fn counted_from(&self, valid_after: u64) -> [u64; 2] {
+        let value = self.value_made(valid_after);
+        let rounds = ROUNDS.saturating_mul(self.voting);
+        [value.saturating_sub(rounds), value]
     }
 }
 
@@ -347,6 +359,20 @@ mod tests {
     }
 
     #[test]
+    fn revisions_of_a_period_are_counted_from_one_time() {
+        let schedule = Schedule::default();
+        let mut since = std::collections::HashMap::new();
+        for hours in 24..96 {
+            let uploads = schedule.uploads(at(hours), &VALUES);
+            for (placement, from) in uploads.iter().zip(schedule.counted_from(at(hours))) {
+                assert!(from <= at(hours));
+                let before = *since.entry(placement.period).or_insert(from);
+                assert_eq!(before, from, "{hours}");
+            }
+        }
+    }
+
+    #[test]
     fn a_value_that_is_not_there_is_replaced_by_that_of_the_disaster() {
         let nothing = SharedRandom::default();
         let schedule = Schedule::default();
@@ -428,7 +454,7 @@ mod tests {
         #[test]
         fn no_time_and_no_schedule_panics(valid_after: u64, minutes: u32, voting: u64) {
             for schedule in [Schedule::new(minutes, voting), Schedule::testing(voting)] {
-                let _ = (schedule.fetches(valid_after, &VALUES), schedule.uploads(valid_after, &VALUES));
+                let _ = (schedule.fetches(valid_after, &VALUES), schedule.uploads(valid_after, &VALUES), schedule.counted_from(valid_after));
             }
         }
     }

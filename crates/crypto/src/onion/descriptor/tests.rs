@@ -171,6 +171,10 @@ fn a_service_of_c_tor_is_the_same_here() {
         assert_eq!(identity.blinded(period).public(), signed.key());
         assert_eq!(signed.lifetime(), 180);
         assert!(signed.expires() > NOW + 54 * HOUR);
+        // C tor made it 8 seconds before, or up to 9.
+        let [from, _] = Schedule::testing(20).counted_from(NOW);
+        let revision = identity.blinded(period).revision(NOW - 8 - from);
+        assert_eq!(revision, Ok(signed.revision()));
     }
 }
 
