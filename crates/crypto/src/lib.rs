@@ -9,6 +9,7 @@ pub mod onion;
 mod proof;
 mod routable;
 mod scramble;
+pub mod shared_random;
 pub mod signing;
 mod tls;
 mod token;

@@ -9,6 +9,7 @@
 mod admission;
 mod period;
 mod promise;
+mod shared_random;
 mod tally;
 #[cfg(test)]
 mod tests;
@@ -27,10 +28,11 @@ use crate::{
 };
 
 use admission::Pool;
-pub use admission::{Admission, Families, Probe, Rejected, Taken};
+pub use admission::{Admission, Families, Probe, Rejected, Settled, Taken};
 use period::Period;
 pub use period::{Checked, Unchecked};
 pub use promise::{Document, LastSigned, Promise, Unreadable};
+use tally::Relays;
 
 /// How an authority works. All times are seconds.
 #[derive(Debug)]
@@ -47,6 +49,10 @@ pub struct Config {
     pub intervals: u64,
     /// More than this is not believed of any relay, in bytes a second.
     pub bandwidth_cap: u64,
+    /// Minutes of a time period of onion services, and of a run of a shared random value; 0: the list says nothing for onion services.
+    pub hsdir_interval: u64,
+    /// For how long a relay must have passed its tests to be an HSDir.
+    pub hsdir_uptime: u64,
     /// Which descriptors are taken.
     pub admission: Admission,
 }
@@ -185,13 +191,16 @@ impl Authority {
         }
     }
 
-    /// Takes up a descriptor that was stored before a restart: its pin was proven when it came.
+    /// Takes up a descriptor that was stored before a restart, and since when its relay had passed its tests: its pin was proven when it came.
     ///
     /// # Errors
     /// [`Rejected`].
-    pub fn restore(&mut self, text: &str, now: u64) -> Result<Taken, Rejected> {
+    pub fn restore(&mut self, text: &str, since: Option<u64>, now: u64) -> Result<Taken, Rejected> {
         let signed = check_descriptor(text).map_err(Rejected::Refused)?;
-        self.take(signed, None, now)
+        let identity = signed.descriptor.identity;
+        let taken = self.take(signed, None, now)?;
+        self.pool.has_passed(&identity, since);
+        Ok(taken)
     }
 
     fn take(
@@ -209,8 +218,8 @@ impl Authority {
         self.pool.probes(&self.config.admission, now)
     }
 
-    /// Whether all that was tested was the relay's. Gives the relay if it is to be forgotten in the store.
-    pub fn probed(&mut self, probe: &Probe, passed: bool, now: u64) -> Option<Key> {
+    /// Whether all that was tested was the relay's. Gives what is to be done in the store.
+    pub fn probed(&mut self, probe: &Probe, passed: bool, now: u64) -> Option<Settled> {
         self.pool.probed(probe, passed, &self.config.admission, now)
     }
 
@@ -301,7 +310,12 @@ impl Authority {
     }
 
     fn begin(&mut self, due: u64) -> Vec<Event> {
-        let vote = tally::vote(&self.config, due, self.pool.tested().cloned());
+        let relays = Relays {
+            all: self.pool.tested().cloned().collect(),
+            hsdirs: self.pool.hsdirs(self.config.hsdir_uptime, due),
+        };
+        let last = self.published.as_ref().map(|(list, _)| &list.list);
+        let vote = tally::vote(&self.config, last, due, relays);
         self.begun = Some(due);
         self.period = None;
         if let Err(event) = self.promise.give(Stage::Vote, due, &vote.text()) {
@@ -363,6 +377,11 @@ impl Authority {
 }
 
 impl Config {
+    /// Seconds of a run of a shared random value.
+    fn run(&self) -> u64 {
+        self.hsdir_interval.saturating_mul(60)
+    }
+
     /// How the operator's file numbers an authority, from 1.
     fn number(&self, authority: &Key) -> Option<usize> {
         let known = &self.trust.authorities;

@@ -275,6 +275,7 @@ mod tests {
             bandwidth: 0,
             exit: None,
             tokens: None,
+            hsdir: false,
         }
     }
 

@@ -13,7 +13,15 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, param
 use crate::{Candidate, Guard};
 
 /// The schema's version, in `user_version`.
-const VERSION: i64 = 4;
+const VERSION: i64 = 5;
+/// What makes a new file, and what makes of each version the next.
+const CHANGES: [&str; 5] = [
+    include_str!("store/schema.sql"),
+    include_str!("store/from1.sql"),
+    include_str!("store/from2.sql"),
+    include_str!("store/from3.sql"),
+    include_str!("store/from4.sql"),
+];
 /// How long another process may hold the file.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Lists that prove a split: the two of the last one.
@@ -30,6 +38,8 @@ pub struct Store {
 pub enum Change {
     /// A relay's descriptor instead of its last one.
     Descriptor(Key, String),
+    /// Since when a relay whose descriptor is there passes its tests, in seconds since 1970.
+    Since(Key, u64),
     /// A relay is forgotten.
     Forget(Key),
     /// The list that is published.
@@ -118,21 +128,12 @@ impl Store {
         store.transaction(|transaction| {
             let found: i64 =
                 transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
-            let changes: &[&str] = match found {
-                0 => &[include_str!("store/schema.sql")],
-                1 => &[
-                    include_str!("store/from1.sql"),
-                    include_str!("store/from2.sql"),
-                    include_str!("store/from3.sql"),
-                ],
-                2 => &[
-                    include_str!("store/from2.sql"),
-                    include_str!("store/from3.sql"),
-                ],
-                3 => &[include_str!("store/from3.sql")],
+            let since = match found {
+                0 => 0..1,
+                1..VERSION => usize::try_from(found).unwrap_or(CHANGES.len())..CHANGES.len(),
                 _ => return Ok(()),
             };
-            let mut changes = changes.iter();
+            let mut changes = CHANGES.get(since).unwrap_or_default().iter();
             changes.try_for_each(|change| transaction.execute_batch(change))?;
             transaction.pragma_update(None, "user_version", VERSION)
         })?;
@@ -282,12 +283,21 @@ impl Store {
         })
     }
 
-    /// The descriptors that an authority has gathered.
+    /// The descriptors that an authority has gathered, each with the time since when its relay passes its tests.
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn descriptors(&self) -> Result<Vec<String>, StoreError> {
-        self.texts("SELECT text FROM descriptor")
+    pub fn descriptors(&self) -> Result<Vec<(String, Option<u64>)>, StoreError> {
+        let sql = "SELECT text, since FROM descriptor";
+        let mut statement = self.connection.prepare(sql)?;
+        let rows = statement.query_map([], |row| {
+            let since: Option<i64> = row.get(1)?;
+            Ok((
+                row.get(0)?,
+                since.and_then(|since| u64::try_from(since).ok()),
+            ))
+        })?;
+        Ok(rows.collect::<rusqlite::Result<_>>()?)
     }
 
     /// Writes all of these at once, or nothing: one wait for the disk, however many they are.
@@ -321,9 +331,17 @@ impl Change {
     fn write(&self, transaction: &Transaction<'_>) -> rusqlite::Result<()> {
         match self {
             Self::Descriptor(identity, text) => {
-                let sql = "INSERT OR REPLACE INTO descriptor (identity, text) VALUES (?1, ?2)";
+                let sql = "INSERT INTO descriptor (identity, text) VALUES (?1, ?2) \
+                           ON CONFLICT (identity) DO UPDATE SET text = excluded.text";
                 let mut insert = transaction.prepare_cached(sql)?;
                 insert.execute(params![identity.0, text]).map(drop)
+            }
+            Self::Since(identity, since) => {
+                let sql = "UPDATE descriptor SET since = ?2 WHERE identity = ?1";
+                let mut update = transaction.prepare_cached(sql)?;
+                update
+                    .execute(params![identity.0, signed(*since)])
+                    .map(drop)
             }
             Self::Forget(identity) => {
                 let sql = "DELETE FROM descriptor WHERE identity = ?1";
@@ -387,12 +405,19 @@ mod tests {
             let descriptor = |text: &str| Change::Descriptor(Key([1; 32]), text.into());
             let changes = [descriptor("old"), descriptor("new")];
             store.write(&changes).expect("kept");
+            let since = [
+                Change::Since(Key([1; 32]), 7),
+                Change::Since(Key([2; 32]), 8),
+            ];
+            store.write(&since).expect("kept");
+            store.write(&[descriptor("newer")]).expect("kept");
         }
         let mut store = Store::open(&path).expect("opened");
         assert_eq!(store.list().expect("read"), Some(("second".into(), false)));
         assert_eq!(store.guards().expect("read"), guards);
         assert_eq!(store.candidates().expect("read"), candidates);
-        assert_eq!(store.descriptors().expect("read"), ["new"]);
+        let descriptors = store.descriptors().expect("read");
+        assert_eq!(descriptors, [("newer".to_owned(), Some(7))]);
         let changes = [Change::Forget(Key([1; 32])), Change::List("third".into())];
         store.write(&changes).expect("forgotten");
         assert_eq!(store.list().expect("read"), Some(("third".into(), false)));
@@ -444,6 +469,7 @@ mod tests {
         let first = include_str!("store/schema.sql").replace("confirmed", "failed");
         let first = first.replace("CREATE TABLE before", "CREATE TABLE absent");
         let first = first.replace("CREATE TABLE candidate", "CREATE TABLE missing");
+        let first = first.replace(", since INTEGER) WITHOUT", ") WITHOUT");
         old.execute_batch(&first).expect("made");
         let insert = "INSERT INTO guard VALUES (?1, ?2, 7, ?3, NULL)";
         old.execute(insert, params![0, [9u8; 32], 3]).expect("kept");

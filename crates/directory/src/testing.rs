@@ -1,8 +1,11 @@
 //! Relays and authorities by number, for this crate's tests.
 
+use std::collections::BTreeSet;
+
 use hoplite_crypto::SigningKey;
 use hoplite_wire::directory::{
-    Descriptor, Key, List, Ports, Roles, Signature, SignedDescriptor, SignedList, Stage,
+    Descriptor, Key, List, Ports, Roles, SharedRandom, Signature, SignedDescriptor, SignedList,
+    Stage,
 };
 use zeroize::Zeroizing;
 
@@ -37,6 +40,7 @@ pub(crate) fn said(n: u8) -> Descriptor {
         bandwidth: 1_000_000,
         exit: Some(Ports::all()),
         tokens: None,
+        hsdir: false,
     }
 }
 
@@ -55,7 +59,9 @@ pub(crate) fn list(start: u64, relays: &[SignedDescriptor]) -> List {
         fresh_until: start + 3600,
         valid_until: start + 3 * 3600,
         params: std::iter::once(("bandwidth-cap".to_owned(), 10_000_000)).collect(),
+        shared_random: SharedRandom::default(),
         relays,
+        hsdirs: BTreeSet::new(),
     }
 }
 

@@ -163,6 +163,7 @@ impl Relay {
             bandwidth: self.router.bandwidth.saturating_mul(1000),
             exit: self.exit.clone(),
             tokens: None,
+            hsdir: false,
         }
     }
 }

@@ -17,7 +17,7 @@ use hoplite_channel::{self as channel, ChannelDialer, Counts, How, Whom, handsha
 use hoplite_crypto::{Pin, SigningKey, Trust};
 use hoplite_directory::{
     Authority, Change, Store, StoreError,
-    authority::{self, Event, Heard, LastSigned, Probe, Promise, Want, Wanted},
+    authority::{self, Event, Heard, LastSigned, Probe, Promise, Settled, Want, Wanted},
     fetch,
 };
 use hoplite_link::{self as link, Dialer, Peer};
@@ -145,6 +145,8 @@ fn open(config: &Config, key: SigningKey) -> Result<(Shared, Store), Failure> {
             voting: config.voting.as_secs(),
             intervals: config.intervals,
             bandwidth_cap: config.bandwidth_cap,
+            hsdir_interval: config.hsdir_interval,
+            hsdir_uptime: config.hsdir_uptime.as_secs(),
             admission: config.admission.clone(),
         },
         promise,
@@ -164,9 +166,9 @@ fn open(config: &Config, key: SigningKey) -> Result<(Shared, Store), Failure> {
 
 fn restored(config: &Config, authority: &mut Authority) -> Result<Store, StoreError> {
     let store = Store::open(&config.store)?;
-    for text in store.descriptors()? {
+    for (text, since) in store.descriptors()? {
         // What is too old, or refused by now, is not taken again.
-        authority.restore(&text, now()).ok();
+        authority.restore(&text, since, now()).ok();
     }
     if let Some((text, _)) = store.list()?
         && let Err(refused) = authority.resume(&text, now())
@@ -494,10 +496,12 @@ async fn look_after_relays(shared: Shared) {
 }
 
 fn settle(shared: &Shared, probe: &Probe, passed: bool) {
-    let gone = shared.lock().probed(probe, passed, now());
-    shared
-        .writer()
-        .write(gone.map(Change::Forget).into_iter().collect());
+    let settled = shared.lock().probed(probe, passed, now());
+    let change = settled.map(|settled| match settled {
+        Settled::Forget(relay) => Change::Forget(relay),
+        Settled::Since(relay, since) => Change::Since(relay, since),
+    });
+    shared.writer().write(change.into_iter().collect());
     if !passed {
         debug!("a relay was not found where its descriptor says");
     }

@@ -547,6 +547,7 @@ fn describe(config: &Config, listen: &[SocketAddr], identity: Key) -> Descriptor
         bandwidth: directory.bandwidth,
         exit: Ports::except(&closed).filter(|_| egress),
         tokens: tokens_of(config),
+        hsdir: false,
     }
 }
 

@@ -1,7 +1,12 @@
 //! How a client of the simulation asks the product's own chooser for paths, from the list that all clients have. Also notes how long circuits took to be
 //! built.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
 use hoplite_crypto::onion::{RelayKeys, identity::stand_in};
 use hoplite_directory::{
@@ -13,7 +18,7 @@ use hoplite_onion::{
     path::{self, Failed, Paths, Relay},
 };
 use hoplite_overlay::{Error, ErrorKind};
-use hoplite_wire::directory::{Descriptor, Key, List, SignedDescriptor, Stage};
+use hoplite_wire::directory::{Descriptor, Key, List, SharedRandom, SignedDescriptor, Stage};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -65,7 +70,9 @@ impl Listed {
             fresh_until: u64::MAX,
             valid_until: u64::MAX,
             params: BTreeMap::new(),
+            shared_random: SharedRandom::default(),
             relays,
+            hsdirs: BTreeSet::new(),
         };
         Self {
             network: Network::of(&list),

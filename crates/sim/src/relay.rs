@@ -216,6 +216,7 @@ fn descriptor(
         bandwidth: plan.bandwidth,
         exit: plan.exit.then(Ports::all),
         tokens: None,
+        hsdir: false,
     };
     sign_descriptor(said, &key).map_err(wrong)
 }

@@ -4,8 +4,10 @@
 //! Each is lines of ASCII, `keyword value`, in one order, and read strictly: what is read is exactly what would be written, so a
 //! signature over the text is one over the meaning, and nobody can write the same thing twice.
 
+mod shared_random;
+
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::{self, Write},
     net::SocketAddr,
     str::FromStr,
@@ -14,6 +16,8 @@ use std::{
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 
 use crate::Target;
+
+pub use shared_random::{Contribution, SharedRandom};
 
 /// Addresses of one relay.
 pub const ADDRESSES: usize = 4;
@@ -117,6 +121,17 @@ impl<'a> Lines<'a> {
     fn parsed<T: FromStr>(&mut self, keyword: &'static str) -> Result<T, Malformed> {
         let wrong = self.wrong(keyword);
         self.value(keyword)?.parse().map_err(|_| wrong)
+    }
+
+    /// Whether the next line is this one; then it is taken.
+    fn flag(&mut self, line: &str) -> bool {
+        let rest = self.rest.strip_prefix(line);
+        let Some(rest) = rest.and_then(|rest| rest.strip_prefix('\n')) else {
+            return false;
+        };
+        self.rest = rest;
+        self.line = self.line.saturating_add(1);
+        true
     }
 
     fn next(&mut self) -> Option<&'a str> {
@@ -351,6 +366,8 @@ pub struct Descriptor {
     pub exit: Option<Ports>,
     /// The private tokens that let a client in, if it takes such.
     pub tokens: Option<Tokens>,
+    /// It keeps descriptors of onion services (rend-spec-v3, "HSDir"); only who has an onion key does.
+    pub hsdir: bool,
 }
 
 /// Which private tokens a relay takes: what stands in their challenge (RFC 9577 §2.1.1). Both are 1 to 255 visible ASCII characters without a comma.
@@ -372,6 +389,12 @@ pub struct SignedDescriptor {
 }
 
 const DESCRIPTOR_HEAD: &str = "hoplite-descriptor 1";
+
+/// A relay's line: it keeps descriptors of onion services of version 3.
+const HSDIR: &str = "hsdir 3";
+
+/// A list's line below a relay: it has been there for long enough to be an HSDir.
+const HSDIR_FLAG: &str = "flags hsdir";
 
 impl Descriptor {
     /// What is signed.
@@ -410,12 +433,15 @@ impl Descriptor {
             bandwidth: lines.parsed("bandwidth")?,
             exit: exit(lines)?,
             tokens: tokens(lines)?,
+            hsdir: lines.flag(HSDIR),
         };
-        if descriptor.roles.egress == descriptor.exit.is_some() {
-            Ok(descriptor)
-        } else {
-            Err(lines.wrong("an egress, and nobody else, says to which ports it connects"))
+        if descriptor.roles.egress != descriptor.exit.is_some() {
+            return Err(lines.wrong("an egress, and nobody else, says to which ports it connects"));
         }
+        if descriptor.hsdir && descriptor.onion.is_none() {
+            return Err(lines.wrong("who keeps descriptors of onion services has an onion key"));
+        }
+        Ok(descriptor)
     }
 }
 
@@ -575,10 +601,13 @@ impl fmt::Display for Descriptor {
         if let Some(ports) = &self.exit {
             writeln!(f, "exit {ports}")?;
         }
-        match &self.tokens {
-            Some(Tokens { issuer, origin }) => writeln!(f, "tokens {issuer} {origin}"),
-            None => Ok(()),
+        if let Some(Tokens { issuer, origin }) = &self.tokens {
+            writeln!(f, "tokens {issuer} {origin}")?;
         }
+        if self.hsdir {
+            writeln!(f, "{HSDIR}")?;
+        }
+        Ok(())
     }
 }
 
@@ -623,8 +652,12 @@ pub struct List {
     pub valid_until: u64,
     /// Numbers that all clients should use, by name.
     pub params: BTreeMap<String, u64>,
+    /// Shared random values, and what the next is made of.
+    pub shared_random: SharedRandom,
     /// The relays, by identity.
     pub relays: Vec<SignedDescriptor>,
+    /// Those of them that have the HSDir flag: onion services publish their descriptors there.
+    pub hsdirs: BTreeSet<Key>,
 }
 
 /// A list with signatures, none of which has been checked by reading it.
@@ -658,13 +691,25 @@ impl List {
 
     fn read(lines: &mut Lines<'_>, stage: Stage) -> Result<Self, Malformed> {
         lines.exactly(stage.head(), "no list or vote of version 1")?;
+        let (valid_after, fresh_until, valid_until) = (
+            lines.parsed("valid-after")?,
+            lines.parsed("fresh-until")?,
+            lines.parsed("valid-until")?,
+        );
+        let (params, shared_random) = (params(lines)?, SharedRandom::read(lines)?);
+        if stage == Stage::List && shared_random.own.is_some() {
+            return Err(lines.wrong("a list has no shared random value of its own"));
+        }
+        let (relays, hsdirs) = relays(lines)?;
         let list = Self {
             stage,
-            valid_after: lines.parsed("valid-after")?,
-            fresh_until: lines.parsed("fresh-until")?,
-            valid_until: lines.parsed("valid-until")?,
-            params: params(lines)?,
-            relays: relays(lines)?,
+            valid_after,
+            fresh_until,
+            valid_until,
+            params,
+            shared_random,
+            relays,
+            hsdirs,
         };
         let (after, fresh, until) = (list.valid_after, list.fresh_until, list.valid_until);
         if after < fresh && fresh <= until {
@@ -688,21 +733,27 @@ fn params(lines: &mut Lines<'_>) -> Result<BTreeMap<String, u64>, Malformed> {
     Ok(params)
 }
 
-fn relays(lines: &mut Lines<'_>) -> Result<Vec<SignedDescriptor>, Malformed> {
+fn relays(lines: &mut Lines<'_>) -> Result<(Vec<SignedDescriptor>, BTreeSet<Key>), Malformed> {
     let count: usize = lines.parsed("relays")?;
     if count > RELAYS {
         return Err(lines.wrong("too many relays"));
     }
-    let mut relays = Vec::<SignedDescriptor>::new();
+    let (mut relays, mut hsdirs) = (Vec::<SignedDescriptor>::new(), BTreeSet::new());
     for _ in 0..count {
         let relay = SignedDescriptor::read(lines)?;
         let last = relays.last().map(|last| last.descriptor.identity);
         if last.is_some_and(|last| last >= relay.descriptor.identity) {
             return Err(lines.wrong("a relay stands twice, or they are not in order"));
         }
+        if lines.flag(HSDIR_FLAG) {
+            if !relay.descriptor.hsdir {
+                return Err(lines.wrong("an HSDir flag of who keeps no descriptors"));
+            }
+            hsdirs.insert(relay.descriptor.identity);
+        }
         relays.push(relay);
     }
-    Ok(relays)
+    Ok((relays, hsdirs))
 }
 
 fn signatures(lines: &mut Lines<'_>) -> Result<BTreeMap<Key, Signature>, Malformed> {
@@ -773,8 +824,15 @@ impl fmt::Display for List {
         for (name, number) in &self.params {
             writeln!(f, "param {name} {number}")?;
         }
+        self.shared_random.fmt(f)?;
         writeln!(f, "relays {}", self.relays.len())?;
-        self.relays.iter().try_for_each(|relay| relay.fmt(f))
+        for relay in &self.relays {
+            relay.fmt(f)?;
+            if self.hsdirs.contains(&relay.descriptor.identity) {
+                writeln!(f, "{HSDIR_FLAG}")?;
+            }
+        }
+        Ok(())
     }
 }
 

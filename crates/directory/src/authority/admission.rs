@@ -7,7 +7,7 @@
 //! waits the longest, by the network that it hands in from.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -138,6 +138,15 @@ pub struct Taken {
     pub gone: Option<Key>,
 }
 
+/// What came of a test, for the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// The relay is to be forgotten.
+    Forget(Key),
+    /// The relay passes its tests since then, in seconds since 1970.
+    Since(Key, u64),
+}
+
 /// All descriptors of an authority.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
@@ -150,6 +159,8 @@ pub(super) struct Pool {
 #[derive(Debug)]
 struct Tested {
     signed: SignedDescriptor,
+    /// Since when it passes its tests, before restarts too.
+    since: u64,
     passed: u64,
     next: u64,
     is_testing: bool,
@@ -160,6 +171,8 @@ struct Waiting {
     signed: SignedDescriptor,
     /// From where it was handed in; none if it was here before a restart.
     from: Option<IpAddr>,
+    /// Since when it had passed its tests before a restart.
+    since: Option<u64>,
     arrived: u64,
     is_testing: bool,
 }
@@ -310,6 +323,21 @@ impl Pool {
         self.tested.values().map(|tested| &tested.signed)
     }
 
+    /// Those that keep descriptors of onion services and have passed their tests for so long at that time.
+    pub(super) fn hsdirs(&self, uptime: u64, at: u64) -> BTreeSet<Key> {
+        let long = self.tested.iter().filter(|(_, tested)| {
+            tested.signed.descriptor.hsdir && tested.since.saturating_add(uptime) <= at
+        });
+        long.map(|(identity, _)| *identity).collect()
+    }
+
+    /// A relay that waits for its test had passed it since then, before a restart.
+    pub(super) fn has_passed(&mut self, identity: &Key, since: Option<u64>) {
+        if let Some(waiting) = self.waiting.get_mut(identity) {
+            waiting.since = since;
+        }
+    }
+
     /// Whether this relay has passed its tests.
     pub(super) fn is_tested(&self, identity: &Key) -> bool {
         self.tested.contains_key(identity)
@@ -347,6 +375,7 @@ impl Pool {
         let waiting = Waiting {
             signed,
             from,
+            since: self.waiting.get(&identity).and_then(|before| before.since),
             arrived: self.arrived,
             is_testing: false,
         };
@@ -533,14 +562,14 @@ impl Pool {
         }
     }
 
-    /// What came of a test. Gives the relay if it is to be forgotten in the store.
+    /// What came of a test. Gives what is to be done in the store.
     pub(super) fn probed(
         &mut self,
         probe: &Probe,
         passed: bool,
         rules: &Admission,
         now: u64,
-    ) -> Option<Key> {
+    ) -> Option<Settled> {
         self.mark(probe, false);
         let identity = probe.relay.identity;
         if probe.again {
@@ -556,19 +585,22 @@ impl Pool {
         let same = self.waiting.get(&identity);
         same.filter(|waiting| is_same_place(&waiting.signed.descriptor, &probe.relay))?;
         let waiting = self.waiting.remove(&identity)?;
-        let is_known = self.tested.contains_key(&identity);
-        let has_room = is_known || self.tested.len() < rules.relays;
+        let known = self.tested.get(&identity).map(|tested| tested.since);
+        let has_room = known.is_some() || self.tested.len() < rules.relays;
         if !passed || !has_room || self.is_crowded(&waiting.signed.descriptor, rules) {
-            return (!is_known).then_some(identity);
+            return known.is_none().then_some(Settled::Forget(identity));
         }
+        let before = known.or(waiting.since);
+        let since = before.unwrap_or(now);
         let tested = Tested {
             signed: waiting.signed,
+            since,
             passed: now,
             next: now.saturating_add(rules.retest.as_secs()),
             is_testing: false,
         };
         self.tested.insert(identity, tested);
-        None
+        before.is_none().then_some(Settled::Since(identity, since))
     }
 
     /// Forgets relays that have said nothing, or passed no test, for too long.

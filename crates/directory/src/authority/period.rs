@@ -432,21 +432,23 @@ impl Period {
         events
     }
 
-    /// The votes that count: of voters of whom exactly one was accepted.
-    fn counted(&self) -> Vec<Arc<List>> {
+    /// The votes that count, by voter: of voters of whom exactly one was accepted.
+    fn counted(&self) -> BTreeMap<Key, Arc<List>> {
         let mut of_voter = BTreeMap::<Key, Vec<&Seen>>::new();
         for (of, seen) in self.seen.iter().filter(|(_, seen)| seen.is_accepted) {
             of_voter.entry(of.voter).or_default().push(seen);
         }
-        let counted = of_voter.values().filter_map(|seen| match seen.as_slice() {
-            [
-                Seen {
-                    vote: VoteState::Good(vote, _),
-                    ..
-                },
-            ] => Some(Arc::clone(vote)),
-            _ => None,
-        });
+        let counted = of_voter
+            .iter()
+            .filter_map(|(voter, seen)| match seen.as_slice() {
+                [
+                    Seen {
+                        vote: VoteState::Good(vote, _),
+                        ..
+                    },
+                ] => Some((*voter, Arc::clone(vote))),
+                _ => None,
+            });
         counted.collect()
     }
 
@@ -467,7 +469,8 @@ impl Period {
             let votes = votes.len();
             return Some(Event::TooFew { votes, needed });
         }
-        let lists: Vec<&List> = votes.iter().map(AsRef::as_ref).collect();
+        let lists = votes.iter().map(|(voter, vote)| (*voter, vote.as_ref()));
+        let lists: BTreeMap<Key, &List> = lists.collect();
         let list = tally::agreed(&lists, config, self.valid_after);
         let relays = list.relays.len();
         let body = list.text();

@@ -1,57 +1,82 @@
 //! From votes to a list, in one way only: authorities that have the same votes work out the same bytes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use hoplite_wire::directory::{Key, List, RELAYS, SignedDescriptor, Stage};
+use hoplite_wire::directory::{Key, List, RELAYS, SharedRandom, SignedDescriptor, Stage};
 
-use super::Config;
+use super::{Config, shared_random};
 
 /// The name of the parameter that bounds what is believed of a relay.
 const CAP: &str = "bandwidth-cap";
 
-/// An authority's own vote.
-pub(super) fn vote(
-    config: &Config,
-    valid_after: u64,
-    relays: impl Iterator<Item = SignedDescriptor>,
-) -> List {
-    let params = BTreeMap::from([(CAP.to_owned(), config.bandwidth_cap)]);
-    let relays = relays.take(RELAYS).collect();
-    with_times(Stage::Vote, config, valid_after, params, relays)
+/// The name of the parameter that says how long a time period and a run of a shared random value are, in minutes: Tor's `hsdir_interval`.
+const HSDIR_INTERVAL: &str = "hsdir-interval";
+
+/// What a list or a vote says of relays.
+pub(super) struct Relays {
+    /// They, by identity.
+    pub(super) all: Vec<SignedDescriptor>,
+    /// Who of them is to have the HSDir flag.
+    pub(super) hsdirs: BTreeSet<Key>,
 }
 
-/// What more than half of the *known* authorities have voted for, whoever else did not vote.
-pub(super) fn agreed(votes: &[&List], config: &Config, valid_after: u64) -> List {
+/// An authority's own vote; `last` is the last list that it knows.
+pub(super) fn vote(config: &Config, last: Option<&List>, valid_after: u64, relays: Relays) -> List {
+    let mut params = BTreeMap::from([(CAP.to_owned(), config.bandwidth_cap)]);
+    if config.hsdir_interval > 0 {
+        params.insert(HSDIR_INTERVAL.to_owned(), config.hsdir_interval);
+    }
+    let shared_random = shared_random::voted(config, last, valid_after);
+    let own = with_times(Stage::Vote, config, valid_after);
+    with(own, params, shared_random, relays)
+}
+
+/// What more than half of the *known* authorities have voted for, whoever else did not vote; the votes are by voter.
+pub(super) fn agreed(votes: &BTreeMap<Key, &List>, config: &Config, valid_after: u64) -> List {
     let known = config.trust.authorities.len();
-    let relays = relays(votes, known);
-    with_times(
-        Stage::List,
-        config,
-        valid_after,
-        params(votes, known),
-        relays,
-    )
+    let shared_random = shared_random::agreed(votes, config);
+    let votes: Vec<&List> = votes.values().copied().collect();
+    let all = relays(&votes, known);
+    let hsdirs = hsdirs(&votes, &all, known);
+    let list = with_times(Stage::List, config, valid_after);
+    let relays = Relays { all, hsdirs };
+    with(list, params(&votes, known), shared_random, relays)
 }
 
-fn with_times(
-    stage: Stage,
-    config: &Config,
-    valid_after: u64,
+fn with(
+    times: List,
     params: BTreeMap<String, u64>,
-    relays: Vec<SignedDescriptor>,
+    shared_random: SharedRandom,
+    relays: Relays,
 ) -> List {
+    let listed = relays.all.iter().take(RELAYS);
+    let serving = listed.filter(|relay| relay.descriptor.hsdir);
+    let mut hsdirs: BTreeSet<Key> = serving.map(|relay| relay.descriptor.identity).collect();
+    hsdirs.retain(|relay| relays.hsdirs.contains(relay));
+    List {
+        params,
+        shared_random,
+        relays: relays.all.into_iter().take(RELAYS).collect(),
+        hsdirs,
+        ..times
+    }
+}
+
+fn with_times(stage: Stage, config: &Config, valid_after: u64) -> List {
     let uses = config.interval.saturating_mul(config.intervals.max(1));
     List {
         stage,
         valid_after,
         fresh_until: valid_after.saturating_add(config.interval.max(1)),
         valid_until: valid_after.saturating_add(uses.max(1)),
-        params,
-        relays,
+        params: BTreeMap::new(),
+        shared_random: SharedRandom::default(),
+        relays: Vec::new(),
+        hsdirs: BTreeSet::new(),
     }
 }
 
-fn is_majority(count: usize, known: usize) -> bool {
+pub(super) fn is_majority(count: usize, known: usize) -> bool {
     count.saturating_mul(2) > known
 }
 
@@ -72,6 +97,20 @@ fn relays(votes: &[&List], known: usize) -> Vec<SignedDescriptor> {
             .map(|(_, relay)| (*relay).clone())
     });
     listed.take(RELAYS).collect()
+}
+
+/// Those of the listed relays that a majority would have as HSDirs.
+fn hsdirs(votes: &[&List], listed: &[SignedDescriptor], known: usize) -> BTreeSet<Key> {
+    let identities = listed.iter().map(|relay| relay.descriptor.identity);
+    let voters = |relay: &Key| {
+        votes
+            .iter()
+            .filter(|vote| vote.hsdirs.contains(relay))
+            .count()
+    };
+    identities
+        .filter(|relay| is_majority(voters(relay), known))
+        .collect()
 }
 
 /// The lower median of each parameter that a majority names.

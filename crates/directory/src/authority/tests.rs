@@ -2,6 +2,7 @@
 
 mod admission;
 mod hostile;
+mod onion_services;
 
 use std::sync::Arc;
 
@@ -27,6 +28,8 @@ fn config(n: u8, known: u8, threshold: usize) -> Config {
         voting: VOTING,
         intervals: 3,
         bandwidth_cap: 1_000_000 * u64::from(n),
+        hsdir_interval: 4 * INTERVAL / 60,
+        hsdir_uptime: 2 * INTERVAL,
         admission: Admission {
             relays: 100,
             per_address: 2,
@@ -188,7 +191,10 @@ fn test(authority: &mut Authority, now: u64, passes: impl Fn(&Probe) -> bool) ->
             return gone;
         }
         for probe in probes {
-            gone.extend(authority.probed(&probe, passes(&probe), now));
+            match authority.probed(&probe, passes(&probe), now) {
+                Some(Settled::Forget(relay)) => gone.push(relay),
+                Some(Settled::Since(..)) | None => {}
+            }
         }
     }
 }
@@ -386,7 +392,7 @@ fn an_authority_that_starts_again_with_its_clock_set_back_signs_nothing_for_what
         let text = sign_descriptor(relay, &key(11))
             .expect("signed")
             .to_string();
-        again.restore(&text, START - before).expect("taken");
+        again.restore(&text, None, START - before).expect("taken");
         test(&mut again, START - before, |_| true);
         let events = period(std::slice::from_mut(&mut again), start, everybody);
         assert_eq!(events, [Event::Promised(START)]);

@@ -8,5 +8,5 @@ CREATE TABLE proof (id INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT NOT NULL);
 CREATE TABLE guard (place INTEGER PRIMARY KEY, identity BLOB NOT NULL UNIQUE, chosen INTEGER NOT NULL, confirmed INTEGER, unlisted INTEGER);
 -- The exits of which a client takes its, and the round trips to them in milliseconds; times are seconds since 1970.
 CREATE TABLE candidate (place INTEGER PRIMARY KEY, identity BLOB NOT NULL, millis INTEGER, since INTEGER NOT NULL);
--- What relays have told an authority.
-CREATE TABLE descriptor (identity BLOB PRIMARY KEY, text TEXT NOT NULL) WITHOUT ROWID;
+-- What relays have told an authority, and since when they pass its tests; times are seconds since 1970.
+CREATE TABLE descriptor (identity BLOB PRIMARY KEY, text TEXT NOT NULL, since INTEGER) WITHOUT ROWID;

@@ -11,6 +11,9 @@ use serde::Deserialize;
 use super::Document;
 use crate::say::{Complaint, Failure};
 
+/// The longest time period of onion services, in minutes: rend-spec-v3, "Dividing time into periods".
+const HSDIR_INTERVAL: u64 = 14_400;
+
 /// The authority's file.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -42,6 +45,11 @@ pub(crate) struct Config {
     pub(crate) intervals: u64,
     /// More is not believed of a relay, in bytes a second.
     pub(crate) bandwidth_cap: u64,
+    /// Minutes of a time period of onion services and of a run of a shared random value; 0: nothing for onion services.
+    pub(crate) hsdir_interval: u64,
+    /// For how long a relay must have passed its tests to be an HSDir.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
+    pub(crate) hsdir_uptime: Duration,
     /// Which relays are taken.
     pub(crate) admission: Admission,
     /// Bounds of the server.
@@ -90,6 +98,8 @@ impl Default for Config {
             voting: Duration::from_secs(300),
             intervals: 3,
             bandwidth_cap: 12_500_000,
+            hsdir_interval: 1440,
+            hsdir_uptime: Duration::from_secs(96 * 3600),
             admission: Admission::default(),
             limits: Limits::default(),
         }
@@ -206,6 +216,14 @@ pub(crate) fn read(document: &Document) -> Result<Config, Failure> {
     }
     if !(1..=1000).contains(&config.intervals) {
         add("intervals", "expected 1 to 1000", "correct the value");
+    }
+    let runs = interval.div_ceil(15).max(1)..=HSDIR_INTERVAL;
+    if config.hsdir_interval != 0 && !runs.contains(&config.hsdir_interval) {
+        add(
+            "hsdir_interval",
+            "expected 0, or as many minutes as four times `interval` has, and at most 14400",
+            "correct the value",
+        );
     }
     for error in config.admission.wrongs().chain(config.limits.wrongs()) {
         add(error.key, &error.problem, "correct the value");

@@ -155,6 +155,7 @@ pub(crate) fn described(directory: &Path, n: u8) -> (Running, SignedDescriptor, 
         bandwidth: 1_000_000,
         exit: None,
         tokens: None,
+        hsdir: false,
     };
     let key = SigningKey::from_seed(Zeroizing::new([n; 32])).expect("a key");
     let signed = sign_descriptor(said, &key).expect("signed");

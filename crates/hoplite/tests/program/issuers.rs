@@ -169,6 +169,7 @@ fn liar(world: &World, n: u8) -> (Running, u16) {
             issuer: "issuer.test".into(),
             origin: "false.test".into(),
         }),
+        hsdir: false,
     };
     let key = SigningKey::from_seed(Zeroizing::new([n; 32])).expect("a key");
     let signed = sign_descriptor(said, &key).expect("signed");

@@ -24,7 +24,7 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
     let how = (
         option::of(any::<[u8; 32]>()),
         option::of(any::<[u8; 32]>()),
-        any::<bool>(),
+        any::<(bool, bool)>(),
         option::of(ports()),
         option::of(("[!-+\\--~]{1,255}", "[!-+\\--~]{1,255}")),
     );
@@ -53,8 +53,9 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
                 addresses,
                 pin: how.0,
                 onion: how.1,
+                hsdir: how.2.1 && how.1.is_some(),
                 roles: Roles {
-                    ingress: how.2 || how.3.is_none(),
+                    ingress: how.2.0 || how.3.is_none(),
                     egress: how.3.is_some(),
                 },
                 region: place.1,
@@ -84,14 +85,41 @@ fn signed() -> impl Strategy<Value = SignedDescriptor> {
     })
 }
 
+fn shared_random(stage: Stage) -> impl Strategy<Value = SharedRandom> {
+    let value = || option::of(any::<[u8; 32]>());
+    let commitments = proptest::collection::btree_map(key(), any::<[u8; 32]>(), 0..4);
+    let own = option::of(any::<([u8; 32], [u8; 32])>());
+    (value(), value(), commitments, own).prop_map(move |(previous, current, commitments, own)| {
+        let own = own.filter(|_| stage == Stage::Vote);
+        SharedRandom {
+            previous,
+            current,
+            commitments,
+            own: own.map(|(reveal, commitment)| Contribution { reveal, commitment }),
+        }
+    })
+}
+
 fn list(stage: Stage) -> impl Strategy<Value = SignedList> {
     let params = proptest::collection::btree_map("[a-z-]{1,32}", any::<u64>(), 0..4);
     let signatures = proptest::collection::btree_map(key(), signature(), 0..4);
-    (vec(signed(), 0..4), params, signatures, 0u64..1 << 40).prop_map(
-        move |(relays, params, signatures, start)| {
+    let relays = vec((signed(), any::<bool>()), 0..4);
+    (
+        relays,
+        params,
+        signatures,
+        shared_random(stage),
+        0u64..1 << 40,
+    )
+        .prop_map(move |(relays, params, signatures, shared_random, start)| {
+            let is_hsdir =
+                |(relay, flag): &&(SignedDescriptor, bool)| *flag && relay.descriptor.hsdir;
+            let hsdirs = relays.iter().filter(is_hsdir);
+            let hsdirs: BTreeSet<Key> =
+                hsdirs.map(|(relay, _)| relay.descriptor.identity).collect();
             let relays: BTreeMap<Key, _> = relays
                 .into_iter()
-                .map(|relay| (relay.descriptor.identity, relay))
+                .map(|(relay, _)| (relay.descriptor.identity, relay))
                 .collect();
             let list = List {
                 stage,
@@ -99,11 +127,12 @@ fn list(stage: Stage) -> impl Strategy<Value = SignedList> {
                 fresh_until: start + 10,
                 valid_until: start + 30,
                 params,
+                shared_random,
+                hsdirs,
                 relays: relays.into_values().collect(),
             };
             SignedList { list, signatures }
-        },
-    )
+        })
 }
 
 fn commitments() -> impl Strategy<Value = Commitments> {
@@ -209,6 +238,7 @@ fn what_could_be_written_otherwise_is_refused() {
         ("exit 80,443\n", "exit 80,443\ntokens issuer.example \n"),
         ("exit 80,443\n", "exit 80,443\ntokens  a\n"),
         ("exit 80,443\n", "tokens issuer.example a\nexit 80,443\n"),
+        ("exit 80,443\n", "exit 80,443\nhsdir 3\n"),
         ("ingress egress", "egress ingress"),
         ("ingress egress", "ingress"),
         ("name amber", "name am ber"),
@@ -264,4 +294,52 @@ fn commitments_of_two_periods_out_of_order_or_more_than_two_of_a_voter_are_refus
     ] {
         assert!(Commitments::parse(&text(&wrong)).is_err());
     }
+}
+
+fn listed(lines: &str, flag: &str) -> String {
+    let relay = plain().replace("roles", &format!("onion ntor:{}\nroles", encode(&[5; 32])));
+    let relay = relay.replace("signature", "hsdir 3\nsignature");
+    format!(
+        "hoplite-list 1\nvalid-after 10\nfresh-until 20\nvalid-until 30\nparam hsdir-interval 1440\n{lines}relays 1\n{relay}{flag}"
+    )
+}
+
+#[test]
+fn a_list_with_shared_random_values_and_hsdirs_is_read_in_one_order_and_one_without_them_too() {
+    let (a, b) = (encode(&[1; 32]), encode(&[2; 32]));
+    let key = Key([3; 32]);
+    let lines = format!(
+        "shared-random-previous {a}\nshared-random-current {b}\nshared-random-commit {key} {a}\n"
+    );
+    let read = |text: &str| SignedList::parse(text, Stage::List).map(|signed| signed.list);
+    let list = read(&listed(&lines, "flags hsdir\n")).expect("right");
+    assert_eq!(list.shared_random.previous, Some([1; 32]));
+    assert_eq!(list.shared_random.current, Some([2; 32]));
+    assert_eq!(
+        list.shared_random.commitments,
+        BTreeMap::from([(key, [1; 32])])
+    );
+    assert_eq!(list.hsdirs, BTreeSet::from([Key([7; 32])]));
+    let without = read(&listed("", "")).expect("right");
+    assert_eq!(without.shared_random, SharedRandom::default());
+    assert!(without.hsdirs.is_empty());
+    for wrong in [
+        format!("shared-random-current {b}\nshared-random-previous {a}\n"),
+        format!("shared-random-current {b}\nshared-random-current {b}\n"),
+        format!("shared-random-current {}\n", &b[1..]),
+        format!("shared-random-commit {key} {a}\nshared-random-commit {key} {a}\n"),
+        format!("shared-random-commit {key}\n"),
+        format!("shared-random-own {a} {b}\n"),
+    ] {
+        assert!(read(&listed(&wrong, "")).is_err(), "{wrong}");
+    }
+    let too_many = (0..=AUTHORITIES).map(|n| {
+        let key = Key([u8::try_from(n).expect("few"); 32]);
+        format!("shared-random-commit {key} {a}\n")
+    });
+    assert!(read(&listed(&too_many.collect::<String>(), "")).is_err());
+    // Who does not say that it keeps descriptors is given none.
+    let says_nothing = listed("", "flags hsdir\n").replace("hsdir 3\n", "");
+    assert!(read(&says_nothing).is_err());
+    assert!(read(&listed("", "flags guard\n")).is_err());
 }

@@ -89,7 +89,10 @@ fn a_strangers_address_is_never_voted_for_and_is_dialled_once() {
     assert_eq!(probes.len(), 1);
     assert_eq!(probes[0].addresses.len(), 2, "every address");
     assert!(one.probes(START).is_empty(), "it is under way");
-    assert_eq!(one.probed(&probes[0], false, START), Some(public(11)));
+    assert_eq!(
+        one.probed(&probes[0], false, START),
+        Some(Settled::Forget(public(11)))
+    );
     assert_eq!(voted(&one), []);
     assert!(one.probes(START + 3600).is_empty(), "it is forgotten");
     assert_eq!(one.relays(), 0);
@@ -262,7 +265,7 @@ fn a_relay_that_is_gone_is_voted_for_no_more_after_two_tests_time() {
 fn after_a_restart_what_was_stored_is_tested_first() {
     let mut one = one();
     for n in 11..20 {
-        one.restore(&says(n, START, &[&format!("10.{n}.0.1:443")]), START)
+        one.restore(&says(n, START, &[&format!("10.{n}.0.1:443")]), None, START)
             .expect("taken");
     }
     assert_eq!((one.relays(), voted(&one).len()), (9, 0));
@@ -309,5 +312,5 @@ fn who_has_copied_a_pin_says_nothing_of_its_relay() {
     assert_eq!(voted(&one), [public(11)]);
     // After a restart it needs to prove nothing again.
     let mut again = authorities(1, 1).remove(0);
-    again.restore(&own.to_string(), START).expect("taken");
+    again.restore(&own.to_string(), None, START).expect("taken");
 }

@@ -40,6 +40,7 @@ fn relay(n: u8, exit: Option<&str>) -> SignedDescriptor {
         bandwidth: 1_000_000,
         exit: exit.and_then(|ports| ports.parse().ok()),
         tokens: None,
+        hsdir: false,
     };
     sign_descriptor(descriptor, &key(n)).expect("signed")
 }

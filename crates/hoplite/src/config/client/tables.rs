@@ -253,6 +253,7 @@ impl Relay {
             bandwidth: 0,
             exit: None,
             tokens: None,
+            hsdir: false,
         }
     }
 }
