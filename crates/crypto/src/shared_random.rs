@@ -6,37 +6,24 @@
 
 use std::collections::BTreeMap;
 
-use aws_lc_rs::digest::{Context, SHA3_256};
 use zeroize::Zeroizing;
 
-use crate::SigningKey;
+use crate::{SigningKey, onion::service_keys::sha3_256};
 
 /// What is signed to make a reveal value. The signature stays here: who has it can do nothing but tell the value.
 const REVEAL: &[u8] = b"hoplite-shared-random 1\nreveal ";
 /// srv-spec's "VERSION": version 1 is Tor's, by commitments of another form.
 const VERSION: u32 = 2;
 
-fn sha3(parts: &[&[u8]]) -> [u8; 32] {
-    let mut context = Context::new(&SHA3_256);
-    parts.iter().for_each(|part| context.update(part));
-    let mut hash = [0; 32];
-    let made = context.finish();
-    // It is as long as that.
-    hash.iter_mut()
-        .zip(made.as_ref())
-        .for_each(|(to, from)| *to = *from);
-    hash
-}
-
 /// The value that this authority reveals in its vote for the list that begins at `valid_after` (seconds since 1970), and commits to before.
 pub fn reveal(key: &SigningKey, valid_after: u64) -> [u8; 32] {
     let signed = Zeroizing::new(key.sign(&[REVEAL, &valid_after.to_be_bytes()].concat()));
-    sha3(&[signed.as_slice()])
+    sha3_256(&[signed.as_slice()])
 }
 
 /// The commitment to a reveal value.
 pub fn commitment(reveal: &[u8; 32]) -> [u8; 32] {
-    sha3(&[reveal])
+    sha3_256(&[reveal])
 }
 
 /// The value that these reveal values make, by the authorities' keys, with the value of the run before if there is one:
@@ -48,9 +35,9 @@ pub fn shared_random_value(
     let pairs = reveals
         .iter()
         .flat_map(|(key, reveal)| [key.as_slice(), reveal]);
-    let hashed = sha3(&pairs.collect::<Vec<_>>());
+    let hashed = sha3_256(&pairs.collect::<Vec<_>>());
     let count = u64::try_from(reveals.len()).unwrap_or(u64::MAX);
-    sha3(&[
+    sha3_256(&[
         b"shared-random",
         &count.to_be_bytes(),
         &VERSION.to_be_bytes(),
@@ -79,7 +66,7 @@ mod tests {
     fn the_value_is_that_of_the_formula_and_depends_on_every_part() {
         let (a, b) = (([1; 32], [11; 32]), ([2; 32], [12; 32]));
         let both = BTreeMap::from([a, b]);
-        let hashed = sha3(&[&[1; 32], &[11; 32], &[2; 32], &[12; 32]]);
+        let hashed = sha3_256(&[&[1; 32], &[11; 32], &[2; 32], &[12; 32]]);
         let count = [0, 0, 0, 0, 0, 0, 0, 2];
         let by_hand = [
             b"shared-random".as_slice(),
@@ -89,7 +76,7 @@ mod tests {
             &[9; 32],
         ];
         let value = shared_random_value(&both, Some(&[9; 32]));
-        assert_eq!(value, sha3(&[&by_hand.concat()]));
+        assert_eq!(value, sha3_256(&[&by_hand.concat()]));
         let others = [
             shared_random_value(&both, None),
             shared_random_value(&BTreeMap::from([a]), Some(&[9; 32])),

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use hoplite_crypto::SigningKey;
 use hoplite_wire::directory::{
-    Descriptor, Key, List, Ports, Roles, SharedRandom, Signature, SignedDescriptor, SignedList,
-    Stage,
+    Descriptor, Key, List, Ports, Roles, SharedRandomLines, Signature, SignedDescriptor,
+    SignedList, Stage,
 };
 use zeroize::Zeroizing;
 
@@ -59,7 +59,7 @@ pub(crate) fn list(start: u64, relays: &[SignedDescriptor]) -> List {
         fresh_until: start + 3600,
         valid_until: start + 3 * 3600,
         params: std::iter::once(("bandwidth-cap".to_owned(), 10_000_000)).collect(),
-        shared_random: SharedRandom::default(),
+        shared_random: SharedRandomLines::default(),
         relays,
         hsdirs: BTreeSet::new(),
     }

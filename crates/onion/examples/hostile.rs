@@ -58,8 +58,8 @@ use hoplite_wire::{
         relay::{self, StreamId},
     },
     directory::{
-        Commitment, Commitments, Descriptor, Key, List, SharedRandom, Signature, SignedDescriptor,
-        SignedList, Stage,
+        Commitment, Commitments, Descriptor, Key, List, SharedRandomLines, Signature,
+        SignedDescriptor, SignedList, Stage,
     },
 };
 use tokio::{
@@ -674,7 +674,7 @@ impl TwoFaced {
             fresh_until: at + INTERVAL,
             valid_until: at + 1000 * INTERVAL,
             params: BTreeMap::new(),
-            shared_random: SharedRandom::default(),
+            shared_random: SharedRandomLines::default(),
             relays: relays.clone(),
             hsdirs: BTreeSet::new(),
         };

@@ -18,7 +18,7 @@ use hoplite_onion::{
     path::{self, Failed, Paths, Relay},
 };
 use hoplite_overlay::{Error, ErrorKind};
-use hoplite_wire::directory::{Descriptor, Key, List, SharedRandom, SignedDescriptor, Stage};
+use hoplite_wire::directory::{Descriptor, Key, List, SharedRandomLines, SignedDescriptor, Stage};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -70,7 +70,7 @@ impl Listed {
             fresh_until: u64::MAX,
             valid_until: u64::MAX,
             params: BTreeMap::new(),
-            shared_random: SharedRandom::default(),
+            shared_random: SharedRandomLines::default(),
             relays,
             hsdirs: BTreeSet::new(),
         };

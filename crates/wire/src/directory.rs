@@ -17,7 +17,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 
 use crate::Target;
 
-pub use shared_random::{Contribution, SharedRandom};
+pub use shared_random::{Contribution, SharedRandomLines};
 
 /// Addresses of one relay.
 pub const ADDRESSES: usize = 4;
@@ -653,7 +653,7 @@ pub struct List {
     /// Numbers that all clients should use, by name.
     pub params: BTreeMap<String, u64>,
     /// Shared random values, and what the next is made of.
-    pub shared_random: SharedRandom,
+    pub shared_random: SharedRandomLines,
     /// The relays, by identity.
     pub relays: Vec<SignedDescriptor>,
     /// Those of them that have the HSDir flag: onion services publish their descriptors there.
@@ -696,7 +696,7 @@ impl List {
             lines.parsed("fresh-until")?,
             lines.parsed("valid-until")?,
         );
-        let (params, shared_random) = (params(lines)?, SharedRandom::read(lines)?);
+        let (params, shared_random) = (params(lines)?, SharedRandomLines::read(lines)?);
         if stage == Stage::List && shared_random.own.is_some() {
             return Err(lines.wrong("a list has no shared random value of its own"));
         }

@@ -360,7 +360,7 @@ fn sha512(parts: &[&[u8]]) -> Zeroizing<[u8; 64]> {
 }
 
 /// The specification's `H`.
-pub(super) fn sha3_256(parts: &[&[u8]]) -> [u8; 32] {
+pub(crate) fn sha3_256(parts: &[&[u8]]) -> [u8; 32] {
     let mut context = digest::Context::new(&SHA3_256);
     parts.iter().for_each(|part| context.update(part));
     let mut out = [0; 32];

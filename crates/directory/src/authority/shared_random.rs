@@ -7,21 +7,21 @@
 use std::collections::BTreeMap;
 
 use hoplite_crypto::shared_random::{commitment, reveal, shared_random_value};
-use hoplite_wire::directory::{Contribution, Key, List, SharedRandom};
+use hoplite_wire::directory::{Contribution, Key, List, SharedRandomLines};
 
 use super::{Config, tally::is_majority};
 
 /// What this authority says in its vote: what the last list that it knows means for this time, and what it adds.
-pub(super) fn voted(config: &Config, last: Option<&List>, valid_after: u64) -> SharedRandom {
+pub(super) fn voted(config: &Config, last: Option<&List>, valid_after: u64) -> SharedRandomLines {
     let (interval, run) = (config.interval.max(1), config.run());
     if run == 0 {
-        return SharedRandom::default();
+        return SharedRandomLines::default();
     }
     let own = Contribution {
         reveal: reveal(&config.key, valid_after),
         commitment: commitment(&reveal(&config.key, valid_after.saturating_add(interval))),
     };
-    let carried = last.map_or_else(SharedRandom::default, |last| {
+    let carried = last.map_or_else(SharedRandomLines::default, |last| {
         let runs = (valid_after / run).checked_sub(last.valid_after / run);
         let values = &last.shared_random;
         let (previous, current) = match runs {
@@ -31,14 +31,14 @@ pub(super) fn voted(config: &Config, last: Option<&List>, valid_after: u64) -> S
         };
         let is_next = last.valid_after.checked_add(interval) == Some(valid_after);
         let commitments = is_next.then(|| values.commitments.clone());
-        SharedRandom {
+        SharedRandomLines {
             previous,
             current,
             commitments: commitments.unwrap_or_default(),
             own: None,
         }
     });
-    SharedRandom {
+    SharedRandomLines {
         own: Some(own),
         ..carried
     }
@@ -46,12 +46,12 @@ pub(super) fn voted(config: &Config, last: Option<&List>, valid_after: u64) -> S
 
 /// What the list says, from the votes that count, by voter: what more than half of the known authorities say that it was before; and, where there
 /// is no value for this run yet and the threshold of committed values was revealed, a new one.
-pub(super) fn agreed(votes: &BTreeMap<Key, &List>, config: &Config) -> SharedRandom {
+pub(super) fn agreed(votes: &BTreeMap<Key, &List>, config: &Config) -> SharedRandomLines {
     let known = config.trust.authorities.len();
     let said = || votes.values().map(|vote| &vote.shared_random);
     let previous = by_majority(said().filter_map(|said| said.previous), known);
     let current = by_majority(said().filter_map(|said| said.current), known);
-    SharedRandom {
+    SharedRandomLines {
         previous,
         current: current.or_else(|| made(votes, config, previous.as_ref())),
         commitments: contributions(votes)

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hoplite_wire::directory::{Key, List, RELAYS, SharedRandom, SignedDescriptor, Stage};
+use hoplite_wire::directory::{Key, List, RELAYS, SharedRandomLines, SignedDescriptor, Stage};
 
 use super::{Config, shared_random};
 
@@ -46,7 +46,7 @@ pub(super) fn agreed(votes: &BTreeMap<Key, &List>, config: &Config, valid_after:
 fn with(
     times: List,
     params: BTreeMap<String, u64>,
-    shared_random: SharedRandom,
+    shared_random: SharedRandomLines,
     relays: Relays,
 ) -> List {
     let listed = relays.all.iter().take(RELAYS);
@@ -70,7 +70,7 @@ fn with_times(stage: Stage, config: &Config, valid_after: u64) -> List {
         fresh_until: valid_after.saturating_add(config.interval.max(1)),
         valid_until: valid_after.saturating_add(uses.max(1)),
         params: BTreeMap::new(),
-        shared_random: SharedRandom::default(),
+        shared_random: SharedRandomLines::default(),
         relays: Vec::new(),
         hsdirs: BTreeSet::new(),
     }

@@ -8,7 +8,7 @@ use super::{AUTHORITIES, Key, Lines, Malformed, decode, encode};
 /// What a list or a vote says of shared random values. A value is that of a run: the time between two multiples of the list's parameter
 /// `hsdir-interval` since 1970.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SharedRandom {
+pub struct SharedRandomLines {
     /// The value of the run before the one that the list begins in.
     pub previous: Option<[u8; 32]>,
     /// The value of the run that the list begins in.
@@ -28,7 +28,7 @@ pub struct Contribution {
     pub commitment: [u8; 32],
 }
 
-impl SharedRandom {
+impl SharedRandomLines {
     pub(super) fn read(lines: &mut Lines<'_>) -> Result<Self, Malformed> {
         Ok(Self {
             previous: value(lines, "shared-random-previous")?,
@@ -74,7 +74,7 @@ fn own(lines: &mut Lines<'_>) -> Result<Option<Contribution>, Malformed> {
     read.map(Some).ok_or_else(wrong)
 }
 
-impl fmt::Display for SharedRandom {
+impl fmt::Display for SharedRandomLines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(value) = &self.previous {
             writeln!(f, "shared-random-previous {}", encode(value))?;

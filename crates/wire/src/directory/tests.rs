@@ -85,13 +85,13 @@ fn signed() -> impl Strategy<Value = SignedDescriptor> {
     })
 }
 
-fn shared_random(stage: Stage) -> impl Strategy<Value = SharedRandom> {
+fn shared_random(stage: Stage) -> impl Strategy<Value = SharedRandomLines> {
     let value = || option::of(any::<[u8; 32]>());
     let commitments = proptest::collection::btree_map(key(), any::<[u8; 32]>(), 0..4);
     let own = option::of(any::<([u8; 32], [u8; 32])>());
     (value(), value(), commitments, own).prop_map(move |(previous, current, commitments, own)| {
         let own = own.filter(|_| stage == Stage::Vote);
-        SharedRandom {
+        SharedRandomLines {
             previous,
             current,
             commitments,
@@ -321,7 +321,7 @@ fn a_list_with_shared_random_values_and_hsdirs_is_read_in_one_order_and_one_with
     );
     assert_eq!(list.hsdirs, BTreeSet::from([Key([7; 32])]));
     let without = read(&listed("", "")).expect("right");
-    assert_eq!(without.shared_random, SharedRandom::default());
+    assert_eq!(without.shared_random, SharedRandomLines::default());
     assert!(without.hsdirs.is_empty());
     for wrong in [
         format!("shared-random-current {b}\nshared-random-previous {a}\n"),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use hoplite_crypto::shared_random::{commitment, reveal, shared_random_value};
-use hoplite_wire::directory::{List, SharedRandom};
+use hoplite_wire::directory::{List, SharedRandomLines};
 
 use super::*;
 use crate::authority::tally;
@@ -126,7 +126,7 @@ fn before_a_run() -> (List, BTreeMap<Key, List>) {
     (last, votes)
 }
 
-fn lie(votes: &mut BTreeMap<Key, List>, lie: impl FnOnce(&mut SharedRandom)) {
+fn lie(votes: &mut BTreeMap<Key, List>, lie: impl FnOnce(&mut SharedRandomLines)) {
     let vote = votes.get_mut(&public(3)).expect("there");
     lie(&mut vote.shared_random);
 }
