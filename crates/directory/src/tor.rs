@@ -16,6 +16,7 @@ use std::{
 use hoplite_crypto::onion::{
     RelayKeys,
     rsa::{PublicKey, sha1, sha256},
+    time_period::SharedRandom,
 };
 use hoplite_overlay::Overlay;
 use hoplite_wire::{
@@ -44,6 +45,8 @@ pub struct Network {
     pub valid_until: u64,
     /// What all clients and relays should do: `cc_alg`, `cc_sendme_inc`, `sendme_emit_min_version` and so on.
     pub params: BTreeMap<String, i32>,
+    /// The shared random values, by which onion services' descriptors are placed.
+    pub shared_random: SharedRandom,
     /// How much of a relay's bandwidth counts in each position, in ten-thousandths.
     pub weights: BTreeMap<String, i32>,
     /// Relays that are running and valid, and of which all is known.
@@ -92,6 +95,10 @@ impl Network {
             fresh_until: consensus.fresh_until,
             valid_until: consensus.valid_until,
             params: consensus.params,
+            shared_random: SharedRandom {
+                current: consensus.shared_random_current,
+                previous: consensus.shared_random_previous,
+            },
             weights: consensus.weights,
             relays: relays.collect(),
         })

@@ -268,6 +268,10 @@ pub struct Consensus<'a> {
     pub valid_until: u64,
     /// What all clients and relays should do.
     pub params: BTreeMap<String, i32>,
+    /// The shared random value of the day before.
+    pub shared_random_previous: Option<[u8; 32]>,
+    /// The shared random value of the day.
+    pub shared_random_current: Option<[u8; 32]>,
     /// Its relays.
     pub routers: Vec<Router>,
     /// How much of a relay's bandwidth counts in each position (`Wgg` and so on), in ten-thousandths.
@@ -299,6 +303,12 @@ pub struct Router {
     pub ntor3: bool,
     /// It has congestion control (`FlowCtrl=2`).
     pub congestion_control: bool,
+    /// It is an introduction point of onion services of version 3 (`HSIntro=4`).
+    pub introduces: bool,
+    /// It is a rendezvous point of onion services of version 3 (`HSRend=2`).
+    pub joins: bool,
+    /// It keeps descriptors of onion services of version 3 (`HSDir=2`); who is asked for them has [`Flags::HS_DIR`] too.
+    pub keeps_descriptors: bool,
 }
 
 /// One authority's signature.
@@ -331,6 +341,8 @@ impl Flags {
     pub const V2_DIR: Self = Self(1 << 7);
     /// The authorities do not agree on its Ed25519 identity.
     pub const NO_ED_CONSENSUS: Self = Self(1 << 8);
+    /// It has been there for long enough to be asked for descriptors of onion services.
+    pub const HS_DIR: Self = Self(1 << 9);
 
     /// Whether all of these are among them.
     pub const fn has(self, flags: Self) -> bool {
@@ -348,6 +360,7 @@ impl Flags {
             "Stable" => Self::STABLE.0,
             "V2Dir" => Self::V2_DIR.0,
             "NoEdConsensus" => Self::NO_ED_CONSENSUS.0,
+            "HSDir" => Self::HS_DIR.0,
             _ => 0,
         });
         Self(bits.fold(0, |all, bit| all | bit))
@@ -400,6 +413,8 @@ struct Reading {
     fresh_until: Option<u64>,
     valid_until: Option<u64>,
     params: BTreeMap<String, i32>,
+    shared_random_previous: Option<[u8; 32]>,
+    shared_random_current: Option<[u8; 32]>,
     routers: Vec<Router>,
     /// The last of `routers` has its microdescriptor's hash.
     is_whole: bool,
@@ -425,6 +440,14 @@ impl Reading {
             "fresh-until" => self.fresh_until = Some(seconds(item.arguments).ok_or(wrong)?),
             "valid-until" => self.valid_until = Some(seconds(item.arguments).ok_or(wrong)?),
             "params" => self.params = numbers(item.arguments).ok_or(wrong)?,
+            "shared-rand-previous-value" if self.routers.is_empty() => {
+                let value = shared_random(item.arguments).ok_or(wrong)?;
+                self.shared_random_previous = Some(value);
+            }
+            "shared-rand-current-value" if self.routers.is_empty() => {
+                let value = shared_random(item.arguments).ok_or(wrong)?;
+                self.shared_random_current = Some(value);
+            }
             "directory-footer" => self.in_footer = true,
             "bandwidth-weights" if self.in_footer => {
                 self.weights = numbers(item.arguments).ok_or(wrong)?;
@@ -482,6 +505,8 @@ impl Reading {
             fresh_until: self.fresh_until?,
             valid_until: self.valid_until?,
             params: self.params,
+            shared_random_previous: self.shared_random_previous,
+            shared_random_current: self.shared_random_current,
             routers: self.routers,
             weights: self.weights,
             signatures: self.signatures,
@@ -507,6 +532,9 @@ impl Router {
             bandwidth: 0,
             ntor3: false,
             congestion_control: false,
+            introduces: false,
+            joins: false,
+            keeps_descriptors: false,
         })
     }
 
@@ -525,6 +553,9 @@ impl Router {
             "pr" => {
                 self.ntor3 = speaks(arguments, "Relay", 4);
                 self.congestion_control = speaks(arguments, "FlowCtrl", 2);
+                self.introduces = speaks(arguments, "HSIntro", 4);
+                self.joins = speaks(arguments, "HSRend", 2);
+                self.keeps_descriptors = speaks(arguments, "HSDir", 2);
             }
             _ => {}
         }
@@ -547,6 +578,13 @@ fn includes(versions: &str, version: u32) -> bool {
         let parsed = (u32::from_str(low), u32::from_str(high));
         matches!(parsed, (Ok(low), Ok(high)) if between(low, high))
     })
+}
+
+/// `NumReveals Value`.
+fn shared_random(arguments: &str) -> Option<[u8; 32]> {
+    let mut words = arguments.split_ascii_whitespace();
+    let _reveals: u32 = words.next()?.parse().ok()?;
+    base64(words.next()?)
 }
 
 /// `name=value name=value`.

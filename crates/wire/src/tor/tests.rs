@@ -29,6 +29,40 @@ fn what_c_tor_wrote_is_read() {
 }
 
 #[test]
+fn a_consensus_says_where_descriptors_of_onion_services_are() {
+    let consensus = Consensus::parse(CONSENSUS).expect("read");
+    let current = "zxJao+gBmFMSezvz/VXkEWEQJD5b/z+7AXNCGoLFVW0=";
+    let current = base64::<32>(current).expect("32 bytes");
+    assert_eq!(consensus.shared_random_current, Some(current));
+    assert_eq!(consensus.shared_random_previous, None);
+    for router in &consensus.routers {
+        assert!(router.flags.has(Flags::HS_DIR));
+        assert!(router.introduces && router.joins && router.keeps_descriptors);
+    }
+    let line = "shared-rand-current-value 0 ";
+    let both = CONSENSUS.replace(
+        line,
+        &format!("shared-rand-previous-value 3 {}=\n{line}", "A".repeat(43)),
+    );
+    let both = Consensus::parse(&both).expect("read");
+    assert_eq!(both.shared_random_previous, Some([0; 32]));
+    assert_eq!(both.shared_random_current, Some(current));
+    for wrong in ["", "0", "many zxJao", "0 AAAA"] {
+        let text = CONSENSUS.replace(line, &format!("shared-rand-previous-value {wrong}\n{line}"));
+        assert_eq!(refused(&text), "consensus", "{wrong}");
+    }
+    let old = CONSENSUS.replace(
+        "HSDir=2 HSIntro=4-5 HSRend=1-2",
+        "HSDir=1 HSIntro=3 HSRend=1",
+    );
+    let old = old.replace("Guard HSDir", "Guard");
+    for router in Consensus::parse(&old).expect("read").routers {
+        assert!(!router.flags.has(Flags::HS_DIR));
+        assert!(!router.introduces && !router.joins && !router.keeps_descriptors);
+    }
+}
+
+#[test]
 fn every_relay_has_its_microdescriptor() {
     let consensus = Consensus::parse(CONSENSUS).expect("read");
     let found = Microdescriptor::parse_all(MICRODESCRIPTORS).expect("read");
