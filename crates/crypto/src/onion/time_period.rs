@@ -106,6 +106,15 @@ impl Schedule {
         }
     }
 
+    /// Where a random value lasts as long as a period, of this even number of minutes: the directory of this workspace.
+    pub fn of_runs(minutes: u32) -> Self {
+        let minutes = minutes.clamp(1, *MINUTES.end()).next_multiple_of(2);
+        Self {
+            minutes,
+            voting: u64::from(minutes).saturating_mul(60) / ROUNDS,
+        }
+    }
+
     /// The period of this time.
     pub fn period(&self, valid_after: u64) -> TimePeriod {
         let offset = OFFSET.saturating_mul(self.voting) / 60;

@@ -5,12 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use hoplite_wire::directory::{Key, List, RELAYS, SharedRandomLines, SignedDescriptor, Stage};
 
 use super::{Config, shared_random};
+use crate::hsdirs;
 
 /// The name of the parameter that bounds what is believed of a relay.
 const CAP: &str = "bandwidth-cap";
-
-/// The name of the parameter that says how long a time period and a run of a shared random value are, in minutes: Tor's `hsdir_interval`.
-const HSDIR_INTERVAL: &str = "hsdir-interval";
 
 /// What a list or a vote says of relays.
 pub(super) struct Relays {
@@ -24,7 +22,7 @@ pub(super) struct Relays {
 pub(super) fn vote(config: &Config, last: Option<&List>, valid_after: u64, relays: Relays) -> List {
     let mut params = BTreeMap::from([(CAP.to_owned(), config.bandwidth_cap)]);
     if config.hsdir_interval > 0 {
-        params.insert(HSDIR_INTERVAL.to_owned(), config.hsdir_interval);
+        params.insert(hsdirs::INTERVAL.to_owned(), config.hsdir_interval);
     }
     let shared_random = shared_random::voted(config, last, valid_after);
     let own = with_times(Stage::Vote, config, valid_after);
@@ -37,7 +35,7 @@ pub(super) fn agreed(votes: &BTreeMap<Key, &List>, config: &Config, valid_after:
     let shared_random = shared_random::agreed(votes, config);
     let votes: Vec<&List> = votes.values().copied().collect();
     let all = relays(&votes, known);
-    let hsdirs = hsdirs(&votes, &all, known);
+    let hsdirs = flagged(&votes, &all, known);
     let list = with_times(Stage::List, config, valid_after);
     let relays = Relays { all, hsdirs };
     with(list, params(&votes, known), shared_random, relays)
@@ -100,7 +98,7 @@ fn relays(votes: &[&List], known: usize) -> Vec<SignedDescriptor> {
 }
 
 /// Those of the listed relays that a majority would have as HSDirs.
-fn hsdirs(votes: &[&List], listed: &[SignedDescriptor], known: usize) -> BTreeSet<Key> {
+fn flagged(votes: &[&List], listed: &[SignedDescriptor], known: usize) -> BTreeSet<Key> {
     let identities = listed.iter().map(|relay| relay.descriptor.identity);
     let voters = |relay: &Key| {
         votes

@@ -1,9 +1,11 @@
 //! Against the documents of a private network of C tor 0.4.9.11 (those of `wire::tor`): three authorities, three relays.
 
+use hoplite_crypto::onion::{service_keys::BlindedKey, time_period::Schedule};
 use hoplite_overlay::memory::Network as MemoryNetwork;
 use hoplite_wire::Target;
 
 use super::*;
+use crate::HsDirs;
 
 const CONSENSUS: &str = include_str!("../../../wire/src/tor/tests/consensus-microdesc");
 const CERTIFICATES: &str = include_str!("../../../wire/src/tor/tests/certificates");
@@ -48,6 +50,40 @@ fn a_consensus_of_c_tor_is_believed_and_its_relays_are_known() {
     let descriptors = network.descriptors();
     assert_eq!(descriptors.len(), 6);
     assert!(descriptors.iter().all(|one| one.check().is_ok()));
+}
+
+#[test]
+fn descriptors_of_onion_services_are_looked_for_where_the_consensus_says() {
+    let network = read(CONSENSUS, CERTIFICATES, &trust(), NOW).expect("believed");
+    // Votes each 20 seconds: 24 of them are 8 minutes.
+    let hsdirs = HsDirs::of_tor(&network, true);
+    assert_eq!(
+        (hsdirs.len(), hsdirs.schedule()),
+        (6, Schedule::testing(20))
+    );
+    let [first, second] = hsdirs.uploads();
+    assert_eq!(
+        first.placement.period.number + 1,
+        second.placement.period.number
+    );
+    assert!(second.placement.random == network.shared_random.current.expect("one"));
+    assert!(first.placement.random == first.placement.period.disaster());
+    let key = BlindedKey::from_bytes([7; 32]);
+    assert_eq!(hsdirs.fetches().asked(&key).len(), 6, "all that there are");
+    let slow = HsDirs::of_tor(&network, false);
+    assert_eq!(slow.schedule(), Schedule::new(1440, 20));
+    let without = |from: &str, to: &str| {
+        let mut fewer = network.clone();
+        let consensus = CONSENSUS.replace(from, to);
+        assert_ne!(consensus, CONSENSUS);
+        let routers = Consensus::parse(&consensus).expect("read").routers;
+        for (relay, router) in fewer.relays.iter_mut().zip(routers) {
+            relay.router = router;
+        }
+        HsDirs::of_tor(&fewer, true).len()
+    };
+    assert_eq!(without("Guard HSDir", "Guard"), 0);
+    assert_eq!(without("HSDir=2 HSIntro=4-5 HSRend=1-2", "HSDir=1"), 0);
 }
 
 #[test]

@@ -218,10 +218,11 @@ pub(crate) fn read(document: &Document) -> Result<Config, Failure> {
         add("intervals", "expected 1 to 1000", "correct the value");
     }
     let runs = interval.div_ceil(15).max(1)..=HSDIR_INTERVAL;
-    if config.hsdir_interval != 0 && !runs.contains(&config.hsdir_interval) {
+    let is_even = config.hsdir_interval.is_multiple_of(2);
+    if config.hsdir_interval != 0 && !(is_even && runs.contains(&config.hsdir_interval)) {
         add(
             "hsdir_interval",
-            "expected 0, or as many minutes as four times `interval` has, and at most 14400",
+            "expected 0, or an even number of minutes, at least four times `interval` and at most 14400",
             "correct the value",
         );
     }

@@ -274,3 +274,30 @@ fn how_long_a_relay_is_there_survives_a_restart_and_another_address_but_not_its_
     period(std::slice::from_mut(&mut again), late + INTERVAL, everybody);
     assert_eq!(hsdirs(&again), []);
 }
+
+#[test]
+fn the_flag_goes_with_what_the_relay_says_in_the_form_that_is_listed() {
+    let of = |n: u8, hsdir, published| {
+        let text = says(11, hsdir, published);
+        let relay = SignedDescriptor::parse(&text).expect("right");
+        let flag = hsdir.then(|| public(11));
+        let relays = Relays {
+            all: vec![relay],
+            hsdirs: flag.into_iter().collect(),
+        };
+        let vote = tally::vote(&config(n, 5, 3), None, BEGINS, relays);
+        (public(n), vote)
+    };
+    // Three of five would have it as an HSDir, each by another descriptor; most have the one in which it keeps none any more.
+    let mut votes = BTreeMap::from([of(1, true, 1), of(2, true, 2), of(3, true, 3)]);
+    votes.extend([of(4, false, 4), of(5, false, 4)]);
+    let votes = votes.iter().map(|(voter, vote)| (*voter, vote)).collect();
+    let list = tally::agreed(&votes, &config(1, 5, 3), BEGINS);
+    assert_eq!(list.relays.len(), 1);
+    assert!(!list.relays[0].descriptor.hsdir && list.hsdirs.is_empty());
+    let list = SignedList {
+        list,
+        signatures: BTreeMap::new(),
+    };
+    assert!(SignedList::parse(&list.to_string(), Stage::List).is_ok());
+}
