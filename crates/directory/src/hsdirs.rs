@@ -25,6 +25,8 @@ pub struct HsDirs {
     schedule: Schedule,
     values: SharedRandom,
     spread: Spread,
+    /// The same with twice as many that are told.
+    near: Spread,
     /// Ed25519 identities.
     identities: Arc<[[u8; 32]]>,
 }
@@ -36,6 +38,7 @@ pub struct PlacedRing {
     pub placement: Placement,
     ring: Ring,
     spread: Spread,
+    near: Spread,
 }
 
 impl HsDirs {
@@ -47,6 +50,11 @@ impl HsDirs {
             let said = list.params.get(name).copied();
             said.map_or(silent, |said| i32::try_from(said).unwrap_or(i32::MAX))
         };
+        let (spread, near) = spreads(
+            param("hsdir-n-replicas", 2),
+            param("hsdir-spread-fetch", 3),
+            param("hsdir-spread-store", 4),
+        );
         let said = &list.shared_random;
         Some(Self {
             valid_after: list.valid_after,
@@ -55,11 +63,8 @@ impl HsDirs {
                 current: said.current,
                 previous: said.previous,
             },
-            spread: Spread::new(
-                param("hsdir-n-replicas", 2),
-                param("hsdir-spread-fetch", 3),
-                param("hsdir-spread-store", 4),
-            ),
+            spread,
+            near,
             identities: list.hsdirs.iter().map(|key| key.0).collect(),
         })
     }
@@ -69,6 +74,11 @@ impl HsDirs {
         let voting = network.fresh_until.saturating_sub(network.valid_after);
         let minutes = network.param("hsdir_interval", 1440, 30..=14_400);
         let param = |name: &str, silent: i32, most: i32| network.param(name, silent, 1..=most);
+        let (spread, near) = spreads(
+            param("hsdir_n_replicas", 2, 16),
+            param("hsdir_spread_fetch", 3, 128),
+            param("hsdir_spread_store", 4, 128),
+        );
         let hsdirs = network.relays.iter().filter(|relay| {
             relay.router.flags.has(Flags::HS_DIR) && relay.router.keeps_descriptors
         });
@@ -80,11 +90,8 @@ impl HsDirs {
                 Schedule::new(minutes.unsigned_abs(), voting)
             },
             values: network.shared_random,
-            spread: Spread::new(
-                param("hsdir_n_replicas", 2, 16),
-                param("hsdir_spread_fetch", 3, 128),
-                param("hsdir_spread_store", 4, 128),
-            ),
+            spread,
+            near,
             identities: hsdirs.map(|relay| relay.keys.ed25519).collect(),
         }
     }
@@ -120,8 +127,18 @@ impl HsDirs {
             placement,
             ring: Ring::new(&placement, self.identities.iter().copied()),
             spread: self.spread,
+            near: self.near,
         }
     }
+}
+
+/// How many share a descriptor, and how many are near it, by what the list says.
+fn spreads(replicas: i32, fetch: i32, store: i32) -> (Spread, Spread) {
+    let near = store.saturating_mul(2);
+    (
+        Spread::new(replicas, fetch, store),
+        Spread::new(replicas, fetch, near),
+    )
 }
 
 impl PlacedRing {
@@ -135,6 +152,12 @@ impl PlacedRing {
     pub fn told(&self, key: &BlindedKey) -> Vec<Key> {
         let told = self.ring.stored_at(key, &self.spread);
         told.into_iter().map(Key).collect()
+    }
+
+    /// Whether a service may give this relay the descriptor of this key, by a list of its own that differs a little: twice as many as are told are near.
+    pub fn is_near(&self, relay: &Key, key: &BlindedKey) -> bool {
+        let near = self.ring.stored_at(key, &self.near);
+        near.contains(&relay.0)
     }
 }
 
@@ -241,6 +264,18 @@ mod tests {
             periods,
             expected.map(|(n, is_current)| (first + n, is_current))
         );
+    }
+
+    #[test]
+    fn who_is_told_is_near_and_so_is_who_was_by_a_list_with_fewer_or_more_hsdirs() {
+        let ring = hsdirs(13, 60).fetches();
+        let key = BlindedKey::from_bytes([5; 32]);
+        let near = (1..=60).map(public).filter(|one| ring.is_near(one, &key));
+        let near: BTreeSet<_> = near.collect();
+        assert_eq!(near.len(), 16);
+        assert!(ring.told(&key).iter().all(|one| near.contains(one)));
+        let fewer = hsdirs(13, 57).fetches();
+        assert!(fewer.told(&key).iter().all(|one| near.contains(one)));
     }
 
     #[test]

@@ -3,18 +3,21 @@
 
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
-use hoplite_crypto::{Certificates, Identity, SigningKey, onion::Secrets};
+use hoplite_crypto::{
+    Certificates, Identity, SigningKey,
+    onion::{Secrets, service_keys::BlindedKey},
+};
 use hoplite_directory::{
-    Client, FetchError, Heard, Refused, Store, said_by_holder, sign_descriptor, upload,
+    Client, FetchError, Heard, HsDirs, Refused, Store, said_by_holder, sign_descriptor, upload,
 };
 use hoplite_overlay::Direct;
 use hoplite_relay::{
-    Config, Handle, Listed, Parts, Rekey, Relay, StartError,
+    Config, Handle, HsDir, Listed, Parts, Rekey, Relay, StartError,
     config::{PrivateTokens, Role},
 };
 use hoplite_wire::{
     Target,
-    directory::{Descriptor, Key, Ports, Roles, Source, Tokens},
+    directory::{Descriptor, Key, List, Ports, Roles, Source, Tokens},
 };
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
@@ -268,6 +271,8 @@ struct Reader {
     client: Client,
     sources: Vec<Source>,
     listed: Listed,
+    /// What keeps descriptors of onion services, and who it is in the list.
+    hsdir: Option<(HsDir, Key)>,
 }
 
 impl Reader {
@@ -280,6 +285,7 @@ impl Reader {
         };
         let trust = trust(sources, directory.threshold, directory.hostile, SKEW);
         let client = Store::in_memory().and_then(|store| Client::new(trust, store));
+        let own = handle.onion_key().map(|key| Key(key.identity));
         let client = client.map_err(|error| {
             let doing = "making room for the list of relays";
             Failure::new(doing, error, "free some memory")
@@ -288,6 +294,7 @@ impl Reader {
             client,
             sources: sources.clone(),
             listed,
+            hsdir: handle.hsdir().zip(own),
         }))
     }
 
@@ -349,8 +356,21 @@ impl Reader {
             (relay.identity.0, relay.addresses.clone())
         });
         self.listed.replace(relays);
+        self.tell_hsdir(&list.list);
         let relays = list.list.relays.len();
         info!(relays, "channels know whom the list of relays has");
+    }
+
+    /// Which descriptors of onion services are to be kept here. A list that says nothing of them says nothing against any.
+    fn tell_hsdir(&self, list: &List) {
+        let (Some((hsdir, own)), Some(hsdirs)) = (&self.hsdir, HsDirs::of_list(list)) else {
+            return;
+        };
+        let (own, rings) = (*own, hsdirs.uploads());
+        hsdir.keep_only(move |key| {
+            let key = BlindedKey::from_bytes(*key);
+            rings.iter().any(|ring| ring.is_near(&own, &key))
+        });
     }
 }
 
@@ -408,6 +428,7 @@ impl Publisher {
         let mut descriptor = describe(config, handle.addresses(), Key(key.public()));
         descriptor.pin = certificates.pin().map(Into::into);
         descriptor.onion = current.as_ref().map(|current| *current.borrow());
+        descriptor.hsdir = descriptor.onion.is_some() && config.onion.hsdir;
         descriptor.check().map_err(|error| {
             let remedy = "correct [directory], or the names of [auth.private_tokens], in its file";
             Failure::new("describing the relay", error, remedy)

@@ -139,10 +139,19 @@ pub struct Counters {
     open: AtomicUsize,
 }
 
+/// Through whose channel a stream to a relay's directory comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asking {
+    /// Whose the circuit is, as far as this relay knows.
+    pub requester: Requester,
+    /// Whether the channel's peer is a relay: else it is the client, who shows his address.
+    pub is_relay: bool,
+}
+
 /// Answers streams to a relay's directory (BEGIN_DIR).
 pub trait Directory: fmt::Debug + Send + Sync {
-    /// The near end of a stream to it.
-    fn open(&self) -> Waiting<'_, Result<Stream, Error>>;
+    /// The near end of a stream to it. An error of the kind [`Unsupported`](hoplite_overlay::ErrorKind::Unsupported) says that it is no directory for who asks.
+    fn open(&self, asking: Asking) -> Waiting<'_, Result<Stream, Error>>;
 }
 
 /// A relay, as all of its circuits share it.

@@ -26,7 +26,7 @@ use crate::{
     ip::Ip,
     limits::{INITIAL_WINDOWS, Quotas},
     metrics::{Metrics, exporter},
-    onion::{self, Circuits, Listed, Onion},
+    onion::{self, Circuits, HsDir, Listed, Onion},
     serve::{Alive, Phase, Shared, handler::Templates, shard},
 };
 
@@ -230,6 +230,12 @@ impl Handle {
     /// What takes the directory's list, if it serves circuits.
     pub fn listed(&self) -> Option<Listed> {
         self.shared.onion.as_ref().map(|onion| onion.listed())
+    }
+
+    /// What keeps descriptors of onion services, if it does.
+    pub fn hsdir(&self) -> Option<HsDir> {
+        let onion = self.shared.onion.as_ref()?;
+        onion.hsdir().cloned()
     }
 
     /// What changes its onion keys, if it serves circuits.

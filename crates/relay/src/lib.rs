@@ -27,5 +27,5 @@ mod serve;
 pub use client_regions::ClientRegions;
 pub use config::{Config, ConfigError};
 pub use handle::{Handle, IssuerKeys, Parts, Rekey, Relay, StartError};
-pub use onion::{Circuits, Listed};
+pub use onion::{Circuits, HsDir, Listed};
 pub use policy::{Rule, RuleError};

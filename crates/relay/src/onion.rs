@@ -6,6 +6,7 @@
 
 mod admitted_channel;
 mod exit_overlay;
+mod hsdir;
 mod known_relays;
 
 use std::{
@@ -30,12 +31,12 @@ use hoplite_wire::{OnionKey, cell::onion_service::IntroductionRate, tuning::Cong
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep};
 
-pub use self::known_relays::Listed;
 use self::{
     admitted_channel::AdmittedChannel,
     exit_overlay::{ExitOverlay, NextRelays},
     known_relays::KnownRelays,
 };
+pub use self::{hsdir::HsDir, known_relays::Listed};
 use crate::{
     config::{Config, LinkKind, Onion as Settings},
     egress::Egress,
@@ -66,6 +67,7 @@ pub struct Circuits {
 pub(crate) struct Onion {
     settings: Settings,
     relay: Arc<relay::Relay>,
+    hsdir: Option<HsDir>,
     known: Arc<KnownRelays>,
     channels: Channels,
     dialer: ChannelDialer,
@@ -152,11 +154,14 @@ impl Onion {
             let exit = Arc::new(ExitOverlay::new(egress, quotas, metrics));
             relay.policy = exit.clone();
             relay.out = config.is_egress().then_some(exit as _);
+            let hsdir = settings.hsdir.then(|| HsDir::new(&settings));
+            relay.directory = hsdir.clone().map(|hsdir| Arc::new(hsdir) as _);
             Self {
                 shown: Shown::new(us, certificate),
                 circuits: Shares::new(settings.circuits),
                 settings,
                 relay: Arc::new(relay),
+                hsdir,
                 known,
                 channels,
                 dialer,
@@ -175,6 +180,11 @@ impl Onion {
     /// The directory's list, as channels see it.
     pub(crate) fn listed(&self) -> Listed {
         Listed(Arc::clone(&self.known))
+    }
+
+    /// What keeps descriptors of onion services, if it does.
+    pub(crate) fn hsdir(&self) -> Option<&HsDir> {
+        self.hsdir.as_ref()
     }
 
     /// Takes other onion keys: circuits that are there go on.
@@ -327,7 +337,9 @@ impl Onion {
     pub(crate) async fn keep(&self) {
         loop {
             sleep(SWEEP_INTERVAL).await;
-            self.channels.sweep(Instant::now());
+            let now = Instant::now();
+            self.channels.sweep(now);
+            self.hsdir.iter().for_each(|hsdir| hsdir.sweep(now));
             self.renew(unix_time());
         }
     }

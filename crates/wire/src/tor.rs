@@ -14,6 +14,7 @@ use base64::{
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
 
+pub mod hsdir_request;
 pub mod service_descriptor;
 
 use crate::directory::{ADDRESSES, Malformed, Ports};

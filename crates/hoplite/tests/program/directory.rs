@@ -9,10 +9,10 @@ use std::{
 };
 
 use hoplite_crypto::{Certificates, Identity, Pin, Proof, SigningKey};
-use hoplite_directory::{PROOF, Store, said_by_holder, sign_descriptor};
+use hoplite_directory::{HsDirs, PROOF, Store, said_by_holder, sign_descriptor};
 use hoplite_wire::{
     OnionKey,
-    directory::{Descriptor, Key, Roles, SignedDescriptor, SignedList, Stage},
+    directory::{Descriptor, Key, List, Roles, SignedDescriptor, SignedList, Stage},
 };
 
 use rustix::process::Signal;
@@ -66,7 +66,7 @@ impl Authorities {
         for (place, port) in places.iter().zip(&authorities.ports).take(running) {
             let file = place.join("directory.toml");
             let text = format!(
-                "authorities = {:?}\nlisten = \"127.0.0.1:{port}\"\ninterval = 8\nvoting = 2\nintervals = 1000\n[admission]\nprivate = true\n",
+                "authorities = {:?}\nlisten = \"127.0.0.1:{port}\"\ninterval = 8\nvoting = 2\nintervals = 1000\nhsdir_uptime = 0\n[admission]\nprivate = true\n",
                 authorities.names
             );
             fs::write(&file, text).expect("written");
@@ -581,12 +581,16 @@ fn onion_of(identity: &Path) -> OnionKey {
     key.parse().expect("a key")
 }
 
-/// The relays that an authority lists.
-fn all_listed(port: u16) -> Vec<Descriptor> {
+/// The list that an authority publishes.
+fn list(port: u16) -> List {
     let answer = get(port, "/hoplite/list");
     let (_, list) = answer.split_once("\r\n\r\n").expect("an answer");
-    let list = SignedList::parse(list, Stage::List).expect("a list").list;
-    let relays = list.relays.into_iter();
+    SignedList::parse(list, Stage::List).expect("a list").list
+}
+
+/// The relays that an authority lists.
+fn all_listed(port: u16) -> Vec<Descriptor> {
+    let relays = list(port).relays.into_iter();
     relays.map(|relay| relay.descriptor).collect()
 }
 
@@ -638,4 +642,35 @@ fn a_relay_of_circuits_publishes_its_onion_key_and_the_next_one_when_that_is_due
         }
         authorities.wait_for(1);
     }
+}
+
+#[test]
+fn a_list_names_the_relays_that_keep_descriptors_of_onion_services_and_draws_a_value_to_place_them_by()
+ {
+    let directory = tempfile::tempdir().expect("directory");
+    let mut authorities = Authorities::start(directory.path(), 1, 1);
+    let names = &authorities.names;
+    let keeps = "[onion]\nenabled = true\nhsdir = true\n";
+    let (mut kept, identity) = relay_with(
+        directory.path(),
+        1,
+        &authorities,
+        &format!("authorities = {names:?}\n{keeps}"),
+    );
+    let (_other, _) = relay_with(directory.path(), 2, &authorities, "");
+    // The first list has what the authority commits to, the next a value.
+    let list = loop {
+        authorities.wait_for(2);
+        let list = list(authorities.ports[0]);
+        if list.shared_random.current.is_some() {
+            break list;
+        }
+        assert_eq!(list.shared_random.commitments.len(), 1);
+    };
+    assert_eq!(list.params["hsdir-interval"], 1440);
+    let hsdirs: Vec<_> = list.hsdirs.iter().map(Key::to_string).collect();
+    assert_eq!(hsdirs, [identity]);
+    let hsdirs = HsDirs::of_list(&list).expect("for onion services");
+    assert_eq!(hsdirs.len(), 1);
+    kept.line_with("channels know whom the list of relays has");
 }

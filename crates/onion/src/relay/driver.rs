@@ -25,7 +25,7 @@ use hoplite_wire::cell::{
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
-    Forward, Relay, RelayCircuit,
+    Asking, Forward, Relay, RelayCircuit,
     circuit::{Extended, create},
     onion_service::{Introduction, Rendezvous},
 };
@@ -434,12 +434,16 @@ impl Driver {
         endpoint.set_driver(cx.waker());
         let handled = endpoint.handle_message(body, digest, at);
         handled.map_err(|_| Ended::from(DestroyReason::PROTOCOL))?;
+        let asking = Asking {
+            requester: self.from.requester(),
+            is_relay: self.from.peer().is_some(),
+        };
         while let Some((id, asked)) = endpoint.next_asked() {
             let (relay, shared) = (Arc::clone(&self.relay), Arc::clone(shared));
             match self.from.admit_stream() {
                 Some(place) => {
                     self.tasks
-                        .spawn(exit::serve(relay, place, shared, id, asked));
+                        .spawn(exit::serve(relay, place, shared, id, asked, asking));
                 }
                 None => exit::refuse(&relay, &mut endpoint, id, &asked),
             }

@@ -15,7 +15,7 @@ use hoplite_wire::{
 };
 use tokio::io::{AsyncWriteExt, copy, split};
 
-use super::Relay;
+use super::{Asking, Relay};
 use crate::{
     channel::AdmittedStream,
     endpoint::{
@@ -39,6 +39,7 @@ pub(super) async fn serve(
     shared: Arc<Shared>,
     id: StreamId,
     asked: Asked,
+    asking: Asking,
 ) {
     let mut handle = Handle::new(&shared, id);
     let (opened, half_close) = match asked {
@@ -46,7 +47,7 @@ pub(super) async fn serve(
             let found = look_up(&relay, &*place, &name).await;
             return tell(&mut shared.lock(), id, found);
         }
-        Asked::Directory => (directory(&relay).await, false),
+        Asked::Directory => (directory(&relay, asking).await, false),
         Asked::Stream(begin) => {
             let half_close = begin.flags.has(HALF_CLOSE);
             (connect(&relay, &*place, &begin).await, half_close)
@@ -81,12 +82,16 @@ fn limited() -> Error {
 
 type Opened = Result<(Option<IpAddr>, Stream), End>;
 
-async fn directory(relay: &Relay) -> Opened {
+async fn directory(relay: &Relay, asking: Asking) -> Opened {
     let directory = relay.directory.as_ref();
     let directory = directory.ok_or(End::new(EndReason::NOTDIRECTORY))?;
-    let opened = directory.open().await;
-    let stream = opened.map_err(|error| End::new(failure::end_of(&error)))?;
-    Ok((None, stream))
+    match directory.open(asking).await {
+        Ok(stream) => Ok((None, stream)),
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
+            Err(End::new(EndReason::NOTDIRECTORY))
+        }
+        Err(error) => Err(End::new(failure::end_of(&error))),
+    }
 }
 
 async fn connect(relay: &Relay, place: &dyn AdmittedStream, begin: &Begin) -> Opened {

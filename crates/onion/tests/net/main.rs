@@ -15,7 +15,11 @@ mod together;
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use hoplite_onion::{Config, channel::Waiting, relay::Directory};
+use hoplite_onion::{
+    Config,
+    channel::Waiting,
+    relay::{Asking, Directory},
+};
 use hoplite_overlay::{
     Error, ErrorKind, Isolation, Overlay, Reason, Stream, Terms, conformance::Far,
 };
@@ -200,7 +204,8 @@ async fn udp_is_said_to_be_unsupported() {
 struct Speaks;
 
 impl Directory for Speaks {
-    fn open(&self) -> Waiting<'_, Result<Stream, Error>> {
+    fn open(&self, asking: Asking) -> Waiting<'_, Result<Stream, Error>> {
+        assert!(asking.is_relay, "three relays away");
         Box::pin(async {
             let (near, mut far) = tokio::io::duplex(1000);
             tokio::spawn(async move {

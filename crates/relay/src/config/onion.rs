@@ -66,6 +66,19 @@ pub struct Onion {
     pub introductions: u32,
     /// And each second.
     pub introductions_per_second: u32,
+    /// Keep descriptors that onion services publish, and give them to who knows their blinded key; say so in the descriptor of `[directory]`.
+    pub hsdir: bool,
+    /// Descriptors that are kept at once; beyond it one goes that nobody has asked for, by lot.
+    pub hsdir_descriptors: usize,
+    /// Bytes of descriptors that are kept at once.
+    pub hsdir_bytes: usize,
+    /// Descriptors that are taken at once; and then this many a second (`hsdir_publishes_per_second`). Each relay or client that they come from has a
+    /// part.
+    pub hsdir_publishes: u32,
+    /// Descriptors that are taken each second.
+    pub hsdir_publishes_per_second: u32,
+    /// Requests for descriptors, and to keep one, that are open at once; nobody has more of them than are free for others.
+    pub hsdir_streams: usize,
     /// Other relays that channels are kept to, and that are remembered as not answering. For one more, one goes that the directory's list does not
     /// have, or that is idle.
     pub relays: usize,
@@ -118,6 +131,12 @@ impl Default for Onion {
             services: true,
             introductions: 200,
             introductions_per_second: 25,
+            hsdir: false,
+            hsdir_descriptors: 8192,
+            hsdir_bytes: 128 << 20,
+            hsdir_publishes: 400,
+            hsdir_publishes_per_second: 40,
+            hsdir_streams: 512,
             relays: 4096,
             relays_per_address: 64,
             dials: 512,
@@ -176,6 +195,14 @@ impl Onion {
             ("onion.streams", self.streams == 0),
             ("onion.streams_per_client", self.streams_per_client == 0),
             ("onion.streams_per_relay", self.streams_per_relay == 0),
+            ("onion.hsdir_descriptors", self.hsdir_descriptors == 0),
+            ("onion.hsdir_bytes", self.hsdir_bytes == 0),
+            ("onion.hsdir_publishes", self.hsdir_publishes == 0),
+            (
+                "onion.hsdir_publishes_per_second",
+                self.hsdir_publishes_per_second == 0,
+            ),
+            ("onion.hsdir_streams", self.hsdir_streams == 0),
             ("onion.relays", self.relays == 0),
             ("onion.relays_per_address", self.relays_per_address == 0),
             ("onion.dials", self.dials == 0),

@@ -156,6 +156,24 @@ impl Collector for Circuits {
         let services = services.map(|(what, count)| (what, count.load(Relaxed)));
         let help = "Clients and circuits of onion services";
         family(&mut encoder, "onion_services", help, services)?;
+        if let Some(hsdir) = onion.hsdir() {
+            let (descriptors, bytes) = hsdir.kept();
+            let help = "Descriptors of onion services that are kept now";
+            level(&mut encoder, "onion_hsdir_descriptors", help, descriptors)?;
+            let help = "Bytes of descriptors of onion services that are kept now";
+            level(&mut encoder, "onion_hsdir_bytes", help, bytes)?;
+            let counters = hsdir.counters();
+            let requests = [
+                ("published", &counters.published),
+                ("refused", &counters.refused),
+                ("fetched", &counters.fetched),
+                ("unknown", &counters.unknown),
+                ("limited", &counters.limited),
+            ];
+            let requests = requests.map(|(what, count)| (what, count.load(Relaxed)));
+            let help = "What became of requests to the HSDir";
+            family(&mut encoder, "onion_hsdir_requests", help, requests)?;
+        }
         let streams = [("opened", counters.streams.load(Relaxed))];
         family(
             &mut encoder,

@@ -2,6 +2,7 @@
 
 mod beside;
 mod circuits;
+mod hsdir;
 mod known;
 mod life;
 mod limits;
