@@ -1,11 +1,13 @@
 //! Against the documents of a private network of C tor 0.4.9.11 (those of `wire::tor`): three authorities, three relays.
 
+use std::collections::BTreeSet;
+
 use hoplite_crypto::onion::{service_keys::BlindedKey, time_period::Schedule};
 use hoplite_overlay::memory::Network as MemoryNetwork;
-use hoplite_wire::Target;
+use hoplite_wire::{Target, tor::hsdir_request::HsDirRequest};
 
 use super::*;
-use crate::HsDirs;
+use crate::{HsDirs, PlacedRing};
 
 const CONSENSUS: &str = include_str!("../../../wire/src/tor/tests/consensus-microdesc");
 const CERTIFICATES: &str = include_str!("../../../wire/src/tor/tests/certificates");
@@ -84,6 +86,59 @@ fn descriptors_of_onion_services_are_looked_for_where_the_consensus_says() {
     };
     assert_eq!(without("Guard HSDir", "Guard"), 0);
     assert_eq!(without("HSDir=2 HSIntro=4-5 HSRend=1-2", "HSDir=1"), 0);
+}
+
+/// Of another network, with where a service of C tor published: `hsdirs/README.md`.
+#[test]
+fn a_service_of_c_tor_publishes_where_we_look_for_its_descriptors() {
+    let consensus = include_str!("hsdirs/consensus-microdesc");
+    let certificates = include_str!("hsdirs/certificates");
+    let microdescriptors = include_str!("hsdirs/microdescriptors");
+    let now = Consensus::parse(consensus).expect("read").valid_after;
+    let authorities = KeyCertificate::parse_all(certificates).expect("read");
+    let authorities = authorities.iter().map(|one| one.fingerprint);
+    let trust = Trust {
+        authorities: authorities.collect(),
+        skew: 0,
+    };
+    let network = Network::read(consensus, certificates, microdescriptors, &trust, now);
+    let network = network.expect("believed");
+    let hsdirs = HsDirs::of_tor(&network, true);
+    assert_eq!(hsdirs.len(), 10);
+    let mut uploads = BTreeMap::<[u8; 32], BTreeSet<[u8; 20]>>::new();
+    for line in include_str!("hsdirs/uploads").lines() {
+        let (relay, key) = line.split_once(' ').expect("two words");
+        let asked = HsDirRequest::parse("GET", &format!("/tor/hs/3/{key}"));
+        let Some(HsDirRequest::Fetch(key)) = asked else {
+            unreachable!("{key} is no key");
+        };
+        uploads.entry(key).or_default().insert(id(relay));
+    }
+    let rsa = |key: Key| {
+        let mut relays = network.relays.iter();
+        let relay = relays.find(|relay| relay.keys.ed25519 == key.0);
+        relay.expect("a relay").keys.rsa_id
+    };
+    let told = |ring: &PlacedRing, key| {
+        let told = ring.told(&BlindedKey::from_bytes(key)).into_iter();
+        told.map(rsa).collect::<BTreeSet<_>>()
+    };
+    // One of the two is each ring's, and told nobody else.
+    let rings = hsdirs.uploads();
+    for ring in &rings {
+        let own = uploads
+            .iter()
+            .filter(|(key, where_)| told(ring, **key) == **where_);
+        assert_eq!(own.count(), 1);
+    }
+    // Whoever looks for the one of the period asks two of its four.
+    let asks = hsdirs.fetches();
+    let asked = uploads.iter().filter(|(key, where_)| {
+        let asked = asks.asked(&BlindedKey::from_bytes(**key)).into_iter();
+        let asked: BTreeSet<_> = asked.map(rsa).collect();
+        asked.len() == 2 && asked.is_subset(where_) && told(&asks, **key) == **where_
+    });
+    assert_eq!((uploads.len(), asked.count()), (2, 1));
 }
 
 #[test]
