@@ -1,6 +1,7 @@
 //! The layers of relay cells: each relay of a circuit takes one off, or puts one on, and recognises the cells that are meant for it.
 //! A circuit has a [`RelayLayer`] at a relay and [`ClientLayers`] at its client. In place, without allocation.
-//! tor-spec, "Relay cell processing" ("tor1"): AES-128-CTR from a counter of zero, and a running SHA-1 in the cell's digest field.
+//! tor-spec, "Relay cell processing" ("tor1"): AES-128-CTR from a counter of zero, and a running SHA-1 in the cell's digest field. Between a client
+//! and an onion service it is AES-256 and SHA3-256: rend-spec-v3, "Encrypting data between client and host".
 //!
 //! What it gives: a relay between learns nothing of a cell. What it does not: a relay can flip bits that another relay finds flipped
 //! (tagging); the last one then recognises nothing any more, and the circuit dies. Nothing here is more than what Tor has.
@@ -8,7 +9,8 @@
 use std::fmt;
 
 use aws_lc_rs::{
-    cipher::{AES_128, EncryptingKey, EncryptionContext, UnboundCipherKey},
+    cipher::{AES_128, AES_256, Algorithm, EncryptingKey, EncryptionContext, UnboundCipherKey},
+    digest::{Context, SHA3_256},
     iv::FixedLength,
 };
 pub use hoplite_wire::cell::BODY;
@@ -22,8 +24,18 @@ use super::{Refused, Seed};
 /// The relays that a circuit of ours may have.
 pub const MAX_HOPS: usize = 8;
 
-/// The whole running digest after a cell, as an authenticated SENDME repeats it (tor-spec, "Flow control": SENDME version 1).
+/// The running digest after a cell, as an authenticated SENDME repeats it (tor-spec, "Flow control": SENDME version 1): all of a SHA-1, the first 20
+/// bytes of a SHA3-256.
 pub type Digest = [u8; 20];
+
+/// Who has this end of the layer between a client and an onion service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Party {
+    /// The client: it sends forward.
+    Client,
+    /// The service: it sends backward.
+    Service,
+}
 
 /// A client's end of the layers of one circuit. Hops are counted from 0, the guard.
 #[derive(Default)]
@@ -38,12 +50,26 @@ impl ClientLayers {
     /// Adds the layer of the next hop.
     ///
     /// # Errors
-    /// [`Refused::System`]; [`Refused::Unacceptable`]: there are [`MAX_HOPS`] already.
+    /// [`Refused::System`]; [`Refused::Unacceptable`]: there are [`MAX_HOPS`] already, or an onion service's.
     pub fn push(&mut self, seed: &Seed) -> Result<(), Refused> {
-        if self.0.len() >= MAX_HOPS {
+        let behind_service = matches!(self.0.last(), Some(ClientLayer::Service(_)));
+        if self.0.len() >= MAX_HOPS || behind_service {
             return Err(Refused::Unacceptable);
         }
-        self.0.push(ClientLayer::new(&Keys::draw(seed)?)?);
+        self.0.push(ClientLayer::relay(&Keys::draw::<Sha1>(seed)?)?);
+        Ok(())
+    }
+
+    /// Adds the layer between a client and an onion service, behind all relays; `own` says which of them has these layers.
+    ///
+    /// # Errors
+    /// [`Refused::System`]; [`Refused::Unacceptable`]: there is one already.
+    pub fn push_service(&mut self, seed: &Seed, own: Party) -> Result<(), Refused> {
+        if matches!(self.0.last(), Some(ClientLayer::Service(_))) {
+            return Err(Refused::Unacceptable);
+        }
+        let layer = ClientLayer::service(&Keys::draw::<Sha3>(seed)?, own)?;
+        self.0.push(layer);
         Ok(())
     }
 
@@ -92,26 +118,27 @@ impl fmt::Debug for ClientLayers {
 // tor-spec, "Relay cell processing"; the keys' order: "KDF-RFC5869".
 
 /// Df, Db, Kf and Kb, one after another.
-struct Keys(Zeroizing<[u8; 72]>);
+struct Keys(Zeroizing<Vec<u8>>);
 
 impl Keys {
-    fn draw(seed: &Seed) -> Result<Self, Refused> {
-        let mut bytes = Zeroizing::new([0; 72]);
-        seed.fill(bytes.as_mut_slice())?;
+    /// For a layer with this hash.
+    fn draw<H: Hash>(seed: &Seed) -> Result<Self, Refused> {
+        let mut bytes = Zeroizing::new(vec![0; 2 * (H::SEED + H::KEY)]);
+        seed.fill(&mut bytes)?;
         Ok(Self(bytes))
     }
 
     #[cfg(test)]
-    fn of(bytes: &[u8; 72]) -> Self {
-        Self(Zeroizing::new(*bytes))
+    fn of(bytes: &[u8]) -> Self {
+        Self(Zeroizing::new(bytes.to_vec()))
     }
 
     /// Both directions: forward, backward.
-    fn directions(&self) -> Result<(Direction, Direction), Refused> {
-        let (forward_hash, rest) = self.0.split_first_chunk::<20>().ok_or(Refused::System)?;
-        let (backward_hash, rest) = rest.split_first_chunk::<20>().ok_or(Refused::System)?;
-        let (forward, rest) = rest.split_first_chunk().ok_or(Refused::System)?;
-        let (backward, _) = rest.split_first_chunk().ok_or(Refused::System)?;
+    fn directions<H: Hash>(&self) -> Result<(Direction<H>, Direction<H>), Refused> {
+        let mut rest = self.0.as_slice();
+        let mut take = |length| rest.split_off(..length).ok_or(Refused::System);
+        let (forward_hash, backward_hash) = (take(H::SEED)?, take(H::SEED)?);
+        let (forward, backward) = (take(H::KEY)?, take(H::KEY)?);
         Ok((
             Direction::new(forward_hash, forward)?,
             Direction::new(backward_hash, backward)?,
@@ -120,15 +147,15 @@ impl Keys {
 }
 
 /// The state of one direction.
-struct Direction {
+struct Direction<H> {
     stream: Stream,
-    hash: Running,
+    hash: Running<H>,
 }
 
-impl Direction {
-    fn new(hash: &[u8; 20], key: &[u8; 16]) -> Result<Self, Refused> {
+impl<H: Hash> Direction<H> {
+    fn new(hash: &[u8], key: &[u8]) -> Result<Self, Refused> {
         Ok(Self {
-            stream: Stream::new(key)?,
+            stream: Stream::new(H::CIPHER, key)?,
             hash: Running::new(hash),
         })
     }
@@ -147,8 +174,8 @@ impl Direction {
 
 /// A relay's end of one circuit's layer. Cells must be given in the order in which they came.
 pub struct RelayLayer {
-    forward: Direction,
-    backward: Direction,
+    forward: Direction<Sha1>,
+    backward: Direction<Sha1>,
 }
 
 impl RelayLayer {
@@ -157,7 +184,7 @@ impl RelayLayer {
     /// # Errors
     /// [`Refused::System`].
     pub fn new(seed: &Seed) -> Result<Self, Refused> {
-        Self::of(&Keys::draw(seed)?)
+        Self::of(&Keys::draw::<Sha1>(seed)?)
     }
 
     fn of(keys: &Keys) -> Result<Self, Refused> {
@@ -188,52 +215,136 @@ impl fmt::Debug for RelayLayer {
     }
 }
 
-/// The client's end of one relay's layer.
-struct ClientLayer {
-    forward: Direction,
-    backward: Direction,
+/// The client's end of one layer.
+enum ClientLayer {
+    /// With a relay.
+    Relay(Ends<Sha1>),
+    /// Between client and onion service, at either of them.
+    Service(Ends<Sha3>),
+}
+
+/// What leaves, and what comes.
+struct Ends<H> {
+    outgoing: Direction<H>,
+    incoming: Direction<H>,
 }
 
 impl ClientLayer {
-    fn new(keys: &Keys) -> Result<Self, Refused> {
+    fn relay(keys: &Keys) -> Result<Self, Refused> {
+        let (outgoing, incoming) = keys.directions()?;
+        Ok(Self::Relay(Ends { outgoing, incoming }))
+    }
+
+    /// "The client encrypts with Kf and decrypts with Kb; the service host does the opposite."
+    fn service(keys: &Keys, own: Party) -> Result<Self, Refused> {
         let (forward, backward) = keys.directions()?;
-        Ok(Self { forward, backward })
+        let (outgoing, incoming) = match own {
+            Party::Client => (forward, backward),
+            Party::Service => (backward, forward),
+        };
+        Ok(Self::Service(Ends { outgoing, incoming }))
     }
 
-    /// A cell for this relay.
+    /// A cell for this hop.
     fn originate(&mut self, body: &mut [u8; BODY]) -> Digest {
-        self.forward.originate(body)
+        match self {
+            Self::Relay(ends) => ends.outgoing.originate(body),
+            Self::Service(ends) => ends.outgoing.originate(body),
+        }
     }
 
-    /// A cell for a relay behind this one.
+    /// A cell for a hop behind this one.
     fn forward(&mut self, body: &mut [u8; BODY]) {
-        self.forward.stream.apply(body);
+        match self {
+            Self::Relay(ends) => ends.outgoing.stream.apply(body),
+            Self::Service(ends) => ends.outgoing.stream.apply(body),
+        }
     }
 
-    /// A cell that came: with a digest if this relay said it.
+    /// A cell that came: with a digest if this hop said it.
     fn backward(&mut self, body: &mut [u8; BODY]) -> Option<Digest> {
-        self.backward.recognise(body)
+        match self {
+            Self::Relay(ends) => ends.incoming.recognise(body),
+            Self::Service(ends) => ends.incoming.recognise(body),
+        }
     }
 }
 
-// The running SHA-1 of one direction, seeded by the handshake, and the fields of a relay cell that carry it.
+// The running digest of one direction, seeded by the handshake, and the fields of a relay cell that carry it.
 // tor-spec, "Relay cells": the digest covers "all data destined for this hop", with the digest field itself zero.
+
+/// A hash, and the cipher that goes with it.
+trait Hash: Clone {
+    /// Bytes that a running digest begins with (`HASH_LEN`).
+    const SEED: usize;
+    /// Bytes of the cipher's key (`KEY_LEN`).
+    const KEY: usize;
+    const CIPHER: &'static Algorithm;
+
+    fn begin(seed: &[u8]) -> Self;
+    fn count(&mut self, bytes: &[u8]);
+    fn digest(&self) -> Digest;
+}
+
+/// For the layers of relays.
+impl Hash for Sha1 {
+    const SEED: usize = 20;
+    const KEY: usize = 16;
+    const CIPHER: &'static Algorithm = &AES_128;
+
+    fn begin(seed: &[u8]) -> Self {
+        Self::new_with_prefix(seed)
+    }
+
+    fn count(&mut self, bytes: &[u8]) {
+        self.update(bytes);
+    }
+
+    fn digest(&self) -> Digest {
+        self.clone().finalize().into()
+    }
+}
+
+/// SHA3-256, for the layer between client and onion service.
+#[derive(Clone)]
+struct Sha3(Context);
+
+impl Hash for Sha3 {
+    const SEED: usize = 32;
+    const KEY: usize = 32;
+    const CIPHER: &'static Algorithm = &AES_256;
+
+    fn begin(seed: &[u8]) -> Self {
+        let mut context = Context::new(&SHA3_256);
+        context.update(seed);
+        Self(context)
+    }
+
+    fn count(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    fn digest(&self) -> Digest {
+        let digest = self.0.clone().finish();
+        digest.as_ref().first_chunk().copied().unwrap_or_default()
+    }
+}
 
 /// The state after all cells that were meant for this hop, or said by it. It is wiped when dropped.
 #[derive(Clone)]
-struct Running(Sha1);
+struct Running<H>(H);
 
-impl Running {
-    fn new(seed: &[u8; 20]) -> Self {
-        Self(Sha1::new_with_prefix(seed))
+impl<H: Hash> Running<H> {
+    fn new(seed: &[u8]) -> Self {
+        Self(H::begin(seed))
     }
 
     /// Fills in the recognized and digest fields of a body, and counts it.
     fn seal(&mut self, body: &mut [u8; BODY]) -> Digest {
         set(body, RECOGNIZED_AT, [0; 2]);
         set(body, DIGEST_AT, [0; 4]);
-        self.0.update(&body[..]);
-        let digest = self.digest();
+        self.0.count(body);
+        let digest = self.0.digest();
         let [a, b, c, d, ..] = digest;
         set(body, DIGEST_AT, [a, b, c, d]);
         digest
@@ -246,19 +357,15 @@ impl Running {
             return None;
         }
         let mut after = self.clone();
-        after.0.update(head);
-        after.0.update([0; 4]);
-        after.0.update(rest);
-        let digest = after.digest();
+        after.0.count(head);
+        after.0.count(&[0; 4]);
+        after.0.count(rest);
+        let digest = after.0.digest();
         let right: bool = digest.first_chunk::<4>()?.ct_eq(shown).into();
         right.then(|| {
             *self = after;
             digest
         })
-    }
-
-    fn digest(&self) -> Digest {
-        self.0.clone().finalize().into()
     }
 }
 
@@ -275,7 +382,7 @@ fn set<const N: usize>(body: &mut [u8; BODY], at: usize, value: [u8; N]) {
     }
 }
 
-// AES-128-CTR over one direction's cells: NIST SP 800-38A §6.5, the counter starts at zero.
+// AES-CTR over one direction's cells: NIST SP 800-38A §6.5, the counter starts at zero.
 
 const BLOCK: usize = 16;
 
@@ -290,8 +397,8 @@ struct Stream {
 }
 
 impl Stream {
-    fn new(key: &[u8; 16]) -> Result<Self, Refused> {
-        let key = UnboundCipherKey::new(&AES_128, key).map_err(|_| Refused::System)?;
+    fn new(cipher: &'static Algorithm, key: &[u8]) -> Result<Self, Refused> {
+        let key = UnboundCipherKey::new(cipher, key).map_err(|_| Refused::System)?;
         let key = EncryptingKey::ctr(key).map_err(|_| Refused::System)?;
         Ok(Self { key, used: 0 })
     }

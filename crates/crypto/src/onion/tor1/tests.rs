@@ -15,7 +15,7 @@ struct Circuit {
 
 impl Circuit {
     fn new(keys: &[[u8; 72]]) -> Self {
-        let layers = keys.iter().map(|keys| ClientLayer::new(&Keys::of(keys)));
+        let layers = keys.iter().map(|keys| ClientLayer::relay(&Keys::of(keys)));
         let layers = layers.collect::<Result<_, _>>().expect("layers");
         let relays = keys.iter().map(|keys| RelayLayer::of(&Keys::of(keys)));
         Self {
@@ -119,6 +119,105 @@ fn a_circuit_has_at_most_eight_hops_and_says_nothing_to_others() {
     }
     assert_eq!(body, message(0));
     assert!(client.encrypt_for(2, &mut body).is_some());
+}
+
+/// A client and a service whose circuits are joined by a relay that each reaches by one hop.
+fn joined() -> [Circuit; 2] {
+    let seed = || Seed::shake256_of(Zeroizing::new([9; 32]), b"test");
+    let (mut client, mut service) = (Circuit::new(&[keys_of(1)]), Circuit::new(&[keys_of(2)]));
+    let layers = &mut client.client;
+    layers.push_service(&seed(), Party::Client).expect("a hop");
+    let layers = &mut service.client;
+    layers.push_service(&seed(), Party::Service).expect("a hop");
+    [client, service]
+}
+
+/// Carries a cell from one end through the relay that joined both to the other.
+fn across(from: &mut Circuit, to: &mut Circuit, body: &mut [u8; BODY]) {
+    assert_eq!(from.forward(body), None, "it is not for the relay");
+    to.relays[0].backward(body);
+}
+
+#[test]
+fn client_and_service_hear_each_other_and_the_relay_that_joins_them_neither() {
+    let [mut client, mut service] = joined();
+    for number in 0..40 {
+        let (sent, mut body) = (message(number), message(number));
+        let digest = client.client.encrypt_for(1, &mut body).expect("a hop");
+        across(&mut client, &mut service, &mut body);
+        assert_eq!(service.client.decrypt(&mut body), Some((1, digest)));
+        assert_eq!(without_digest(&body), sent);
+        let digest = service.client.encrypt_for(1, &mut body).expect("a hop");
+        across(&mut service, &mut client, &mut body);
+        assert_eq!(client.client.decrypt(&mut body), Some((1, digest)));
+        assert_eq!(without_digest(&body), sent);
+    }
+}
+
+#[test]
+fn what_was_changed_or_turned_back_between_client_and_service_is_recognised_by_nobody() {
+    for bit in [0, 8 * 20, 8 * BODY - 1] {
+        let [mut client, mut service] = joined();
+        let mut body = message(1);
+        client.client.encrypt_for(1, &mut body).expect("a hop");
+        across(&mut client, &mut service, &mut body);
+        body[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(service.client.decrypt(&mut body), None);
+    }
+    let [mut client, _] = joined();
+    let mut body = message(1);
+    client.client.encrypt_for(1, &mut body).expect("a hop");
+    assert_eq!(client.forward(&mut body), None);
+    client.relays[0].backward(&mut body);
+    assert_eq!(client.client.decrypt(&mut body), None);
+}
+
+#[test]
+fn a_circuit_leads_to_one_service_and_to_no_relay_behind_it() {
+    let [mut client, _] = joined();
+    let seed = Seed::shake256_of(Zeroizing::new([9; 32]), b"test");
+    let again = client.client.push_service(&seed, Party::Client);
+    assert_eq!(again, Err(Refused::Unacceptable));
+    assert_eq!(client.client.push(&seed), Err(Refused::Unacceptable));
+    // Behind the longest path, too.
+    let mut longest = ClientLayers::new();
+    for _ in 0..MAX_HOPS {
+        longest.push(&seed).expect("a hop");
+    }
+    longest.push_service(&seed, Party::Client).expect("a hop");
+    assert_eq!(longest.len(), MAX_HOPS + 1);
+}
+
+/// The layer written down anew: SHA3-256 over all that was said, AES-256 block by block.
+#[test]
+fn the_layer_with_a_service_is_that_of_the_plain_construction() {
+    let seed = Seed::shake256_of(Zeroizing::new([9; 32]), b"test");
+    let mut keys = [0; 128];
+    seed.fill(&mut keys).expect("bytes");
+    for (own, hash, key) in [
+        (Party::Client, &keys[..32], &keys[64..96]),
+        (Party::Service, &keys[32..64], &keys[96..]),
+    ] {
+        let mut layers = ClientLayers::new();
+        layers.push_service(&seed, own).expect("a hop");
+        let key = UnboundCipherKey::new(&AES_256, key).expect("a key");
+        let key = EncryptingKey::ecb(key).expect("a cipher");
+        let mut plain = Plain {
+            said: hash.to_vec(),
+            key,
+            used: 0,
+        };
+        for number in 0..9 {
+            let (mut ours, mut theirs) = (message(number), message(number));
+            let digest = layers.encrypt_for(0, &mut ours).expect("a hop");
+            plain.said.extend_from_slice(&theirs);
+            let whole = aws_lc_rs::digest::digest(&SHA3_256, &plain.said);
+            assert_eq!(digest, whole.as_ref()[..20]);
+            theirs[5..9].copy_from_slice(&digest[..4]);
+            plain.cipher(&mut theirs);
+            assert_eq!(ours, theirs, "cell {number}");
+        }
+    }
 }
 
 /// One of a middle relay: 2 × 504 bytes are AES keys, as the library expands them for both directions of each.
