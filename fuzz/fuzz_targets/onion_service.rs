@@ -1,8 +1,9 @@
-//! Relay messages of onion services, as a relay reads them. What is read is read again from what it writes.
+//! Messages of onion services, as relays, clients and services read them. What is read is read again from what it writes.
 #![no_main]
 
 use hoplite_wire::cell::onion_service::{
-    EstablishIntro, Introduce, IntroduceStatus, Rendezvous1, establish_rendezvous,
+    EstablishIntro, Introduce, IntroduceStatus, Introduction, Rendezvous1, begin,
+    establish_rendezvous, write_begin,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -27,6 +28,15 @@ fuzz_target!(|bytes: &[u8]| {
         out.clear();
         read.write(&mut out);
         assert_eq!(out, bytes);
+    }
+    if let Ok(read) = Introduction::parse(bytes) {
+        let written = read.write();
+        assert_eq!(Introduction::parse(&written), Ok(read));
+    }
+    if let Ok(port) = begin(bytes) {
+        out.clear();
+        write_begin(port, &mut out);
+        assert_eq!(begin(&out), Ok(port));
     }
     let _ = (IntroduceStatus::parse(bytes), establish_rendezvous(bytes));
 });

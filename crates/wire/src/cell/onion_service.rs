@@ -1,11 +1,11 @@
-//! What services, clients and relays tell each other about onion services of version 3, as far as a relay reads it: how a service has itself
-//! introduced, a client introduces itself, and both meet at a relay. rend-spec-v3, "The introduction protocol", "The rendezvous protocol".
+//! What services, clients and relays tell each other about onion services of version 3: how a service has itself introduced, a client introduces
+//! itself, and both meet at a relay. rend-spec-v3, "The introduction protocol", "The rendezvous protocol", "Managing streams".
 //!
-//! Whatever client and service encrypt for each other is bytes here.
+//! Relays read all of it but [`Introduction`] and [`begin`], which client and service encrypt for each other.
 
 use bytes::BufMut;
 
-use super::{Input, Malformed};
+use super::{Input, Malformed, circuit::LinkSpecifier, short};
 
 /// What a client chooses for a service to find it by at the rendezvous point.
 pub const COOKIE: usize = 20;
@@ -19,6 +19,13 @@ const PER_SECOND: u8 = 1;
 const BURST: u8 = 2;
 /// More than this no parameter may be.
 const MOST: u64 = i32::MAX as u64;
+
+/// The extension of what introduces a client that asks for congestion control, as in a circuit handshake (proposal 324).
+const CONGESTION_REQUEST: u8 = 1;
+/// The only kind of onion key: X25519, for ntor.
+const NTOR: u8 = 1;
+/// What introduces a client is padded to this, whatever is in it. C tor makes INTRODUCE1 so long, too.
+const INTRODUCTION: usize = 190;
 
 numbers! {
     /// What comes of an INTRODUCE1. rend-spec-v3, "INTRODUCE_ACK cell format".
@@ -170,6 +177,89 @@ impl<'a> Introduce<'a> {
     }
 }
 
+/// What a client tells a service, encrypted in [`Introduce::encrypted`]: where it waits, and by what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Introduction<'a> {
+    /// By which the service finds it at the rendezvous point.
+    pub cookie: [u8; COOKIE],
+    /// It wishes congestion control between itself and the service.
+    pub congestion_control: bool,
+    /// The rendezvous point's onion key, X25519.
+    pub onion_key: [u8; 32],
+    /// Who and where the rendezvous point is.
+    pub specifiers: Vec<LinkSpecifier<'a>>,
+}
+
+impl<'a> Introduction<'a> {
+    /// Reads it; extensions that nobody knows, and padding, are passed over.
+    ///
+    /// # Errors
+    /// [`Malformed`] for what is cut off and for an onion key of another kind.
+    pub fn parse(plaintext: &'a [u8]) -> Result<Self, Malformed> {
+        let mut input = Input::new(plaintext, "introduction of a client");
+        let cookie = input.array()?;
+        let mut congestion_control = false;
+        extensions(&mut input, |kind, _| {
+            congestion_control |= kind == CONGESTION_REQUEST;
+            Ok(())
+        })?;
+        if input.u8()? != NTOR {
+            return Err(input.malformed());
+        }
+        let onion_key = input.counted_wide()?.try_into();
+        let onion_key = onion_key.map_err(|_| input.malformed())?;
+        let mut specifiers = Vec::new();
+        for _ in 0..input.u8()? {
+            specifiers.push(LinkSpecifier::read(&mut input)?);
+        }
+        Ok(Self {
+            cookie,
+            congestion_control,
+            onion_key,
+            specifiers,
+        })
+    }
+
+    /// Writes it, padded: 255 specifiers at most.
+    pub fn write(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(INTRODUCTION);
+        out.put_slice(&self.cookie);
+        out.put_u8(u8::from(self.congestion_control));
+        if self.congestion_control {
+            out.put_slice(&[CONGESTION_REQUEST, 0]);
+        }
+        out.put_slice(&[NTOR, 0, 32]);
+        out.put_slice(&self.onion_key);
+        let number = short(self.specifiers.len());
+        out.put_u8(number);
+        let specifiers = self.specifiers.iter().take(number.into());
+        specifiers.for_each(|specifier| specifier.write(&mut out));
+        out.resize(out.len().max(INTRODUCTION), 0);
+        out
+    }
+}
+
+/// The port of a BEGIN to an onion service, which "should ignore all other fields".
+///
+/// # Errors
+/// [`Malformed`] for what has no port.
+pub fn begin(data: &[u8]) -> Result<u16, Malformed> {
+    let mut input = Input::new(data, "BEGIN");
+    let text = std::str::from_utf8(input.until_zero()?).map_err(|_| input.malformed())?;
+    let port = text.rsplit_once(':').map(|(_, port)| port.parse());
+    match port {
+        Some(Ok(port @ 1..)) => Ok(port),
+        _ => Err(input.malformed()),
+    }
+}
+
+/// Writes BEGIN to a port of an onion service: with no name and no flags.
+pub fn write_begin(port: u16, out: &mut impl BufMut) {
+    out.put_u8(b':');
+    out.put_slice(port.to_string().as_bytes());
+    out.put_u8(0);
+}
+
 impl IntroduceStatus {
     /// Reads INTRODUCE_ACK. What stands behind the status is passed over.
     ///
@@ -288,6 +378,68 @@ mod tests {
         assert_eq!(Introduce::parse(&bytes), Ok(introduce));
         for end in 0..bytes.len() {
             Introduce::parse(&bytes[..end]).expect_err("cut off");
+        }
+    }
+
+    /// rend-spec-v3, appendix G.1.
+    const PUBLISHED: [u8; 123] = *b"\x6b\xd3\x64\xc1\x26\x38\xdd\x5c\x3b\xe2\x3d\x76\xac\xa0\x5b\x04\xe6\xce\x93\x2c\x01\x01\x00\
+        \x01\x00\x20\x0d\xe6\x13\x0e\x4f\xca\xc4\xed\xda\x24\xe2\x12\x20\xcc\x3e\xad\xae\x40\x3e\xf6\xb7\xd1\x1c\x82\x73\xac\
+        \x71\x90\x8d\xe5\x65\x45\x03\x00\x06\x7f\x00\x00\x01\x13\x89\x02\x14\xf8\x23\xc4\xf8\xcc\x08\x5c\x79\x2e\x0a\xee\
+        \x02\x83\xfe\x00\xad\x75\x20\xb3\x7d\x03\x20\x72\x8d\x5d\xf3\x9b\x7b\x70\x77\xa0\x11\x8a\x90\x0f\xf4\x45\x6c\x38\
+        \x2f\x00\x41\x30\x0a\xcf\x9c\x58\xe5\x1c\x39\x27\x95\xef\x87";
+
+    #[test]
+    fn the_published_introduction_is_read_and_written_again() {
+        let read = Introduction::parse(&PUBLISHED).expect("reads");
+        assert!(read.congestion_control);
+        assert_eq!(read.specifiers.len(), 3);
+        let address = std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 5001);
+        assert_eq!(read.specifiers[0], LinkSpecifier::Ipv4(address));
+        let written = read.write();
+        assert_eq!(written[..PUBLISHED.len()], PUBLISHED);
+        assert_eq!(written[PUBLISHED.len()..], [0; 190 - 123]);
+        for end in 0..PUBLISHED.len() {
+            Introduction::parse(&PUBLISHED[..end]).expect_err("cut off");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn introductions_are_read_back(
+            cookie: [u8; COOKIE], congestion_control: bool, onion_key: [u8; 32], port: u16, unknown: [u8; 7],
+            identities in proptest::collection::vec(proptest::prelude::any::<[u8; 32]>(), 0..3),
+        ) {
+            let address = std::net::SocketAddrV4::new([192, 0, 2, 1].into(), port);
+            let mut specifiers = vec![LinkSpecifier::Ipv4(address), LinkSpecifier::Unknown { kind: 9, value: &unknown }];
+            specifiers.extend(identities.iter().map(|identity| LinkSpecifier::Ed25519(*identity)));
+            let introduction = Introduction { cookie, congestion_control, onion_key, specifiers };
+            let written = introduction.write();
+            proptest::prop_assert_eq!(Introduction::parse(&written), Ok(introduction));
+        }
+
+        #[test]
+        fn a_port_is_read_back_whatever_name_stands_before_it(port in 1u16.., name in "[a-z.:]{0,9}") {
+            let mut data = Vec::new();
+            write_begin(port, &mut data);
+            proptest::prop_assert_eq!(begin(&data), Ok(port));
+            let named = [name.as_bytes(), &data, b"flags"].concat();
+            proptest::prop_assert_eq!(begin(&named), Ok(port));
+        }
+    }
+
+    #[test]
+    fn a_begin_without_a_port_is_malformed() {
+        for data in [
+            &b":80"[..],
+            b"80\0",
+            b":\0",
+            b":0\0",
+            b":65536\0",
+            b":-1\0",
+            b"",
+            b"\xff:80\0",
+        ] {
+            begin(data).expect_err("no port");
         }
     }
 
