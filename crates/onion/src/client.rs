@@ -23,7 +23,11 @@ pub use driver::build;
 pub use pool::OF_A_TOKEN;
 pub use times::BuildTimes;
 
+pub(crate) use conversation::{Conversation, Heard};
+pub(crate) use driver::Builder;
+
 mod circuit;
+mod conversation;
 mod driver;
 mod pool;
 mod times;

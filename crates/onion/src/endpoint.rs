@@ -14,7 +14,7 @@ use std::{
 use bytes::{Buf, Bytes, BytesMut};
 use hoplite_overlay::Error;
 use hoplite_wire::cell::{
-    self, Malformed,
+    self, Malformed, onion_service,
     relay::{
         Begin, End, EndReason, Flags, HEADER, Header, Message, RelayCommand, Resolve, Resolved,
         Sendme, StreamId, Xoff, Xon,
@@ -93,6 +93,15 @@ pub enum Role {
     Client,
     /// Is asked for streams.
     Relay,
+    /// An onion service: its clients ask it for streams.
+    Service,
+}
+
+impl Role {
+    /// Whether it is asked for streams, and does not ask.
+    fn is_asked(self) -> bool {
+        self != Self::Client
+    }
 }
 
 /// What a client asks of an exit.
@@ -104,6 +113,8 @@ pub enum Asked {
     Directory,
     /// The addresses of a name, or of an address the name.
     Name(String),
+    /// A stream to a port of the onion service.
+    Port(u16),
 }
 
 /// What the peer did, for which the circuit is closed.
@@ -151,6 +162,8 @@ pub struct Endpoint {
     /// Streams that ended here first, and what may still come on them (client).
     gone: VecDeque<(u16, Late)>,
     asked: VecDeque<(StreamId, Asked)>,
+    /// Who waits for the next of those (onion service).
+    asker: Option<Waker>,
     /// The last id that was given to a stream; the first is random, as C tor's is: it tells nobody how many there have been.
     last_id: u16,
     unpredictable: Unpredictable,
@@ -179,6 +192,7 @@ impl Endpoint {
             urgent: VecDeque::new(),
             gone: VecDeque::new(),
             asked: VecDeque::new(),
+            asker: None,
             last_id: u16::from_be_bytes(first),
             unpredictable: Unpredictable::new(random),
             driver: None,
@@ -200,6 +214,13 @@ impl Endpoint {
         self.control = control;
         self.outgoing = flow_control::Outgoing::new(control);
         self.incoming = flow_control::Incoming::new(control);
+    }
+
+    /// The far end is an onion service now, or, for a service, its client; before the first stream.
+    pub(crate) fn meet(&mut self, role: Role, control: Control) {
+        self.role = role;
+        self.set_control(control);
+        self.outgoing = flow_control::Outgoing::to_service(control);
     }
 
     /// Who is woken when there is something to send or to do.
@@ -252,6 +273,7 @@ impl Endpoint {
         }
         self.closed.get_or_insert(error);
         self.wake();
+        self.wake_asker();
     }
 
     /// Bytes that this end owns, buffers included.
@@ -280,6 +302,12 @@ impl Endpoint {
             driver.wake();
         }
     }
+
+    fn wake_asker(&mut self) {
+        if let Some(asker) = self.asker.take() {
+            asker.wake();
+        }
+    }
 }
 
 #[cfg(test)]
@@ -305,6 +333,9 @@ impl Endpoint {
         if header.command == RelayCommand::DATA {
             return self.data(header, body, digest);
         }
+        if header.command == RelayCommand::BEGIN && self.role == Role::Service {
+            return self.requested(header, Asked::Port(onion_service::begin(data)?));
+        }
         let message = match Message::parse(header.command, data) {
             Ok(message) => message,
             Err(error) => return self.unreadable(header, error),
@@ -316,12 +347,17 @@ impl Endpoint {
             Message::End(end) => self.ended(header.stream, end),
             Message::Xon(Xon { .. }) => self.told(header, false),
             Message::Xoff(Xoff) => self.told(header, true),
+            Message::Begin(_) | Message::BeginDir | Message::Resolve(_)
+                if self.role == Role::Service =>
+            {
+                Err(Broken::Unexpected(header.command))
+            }
             Message::Begin(begin) => self.requested(header, Asked::Stream(begin)),
             Message::BeginDir => self.requested(header, Asked::Directory),
             Message::Resolve(Resolve(name)) => self.requested(header, Asked::Name(name.into())),
             // "If the relay command is not understood, the cell must be dropped and ignored." That an exit does; a client has asked for nothing
             // that it does not understand, nor for padding (proposal 254), and who may send it cells without end may mark its circuit.
-            Message::Drop | Message::Unknown(..) if self.role == Role::Relay => Ok(()),
+            Message::Drop | Message::Unknown(..) if self.role.is_asked() => Ok(()),
             other => Err(Broken::Unexpected(other.command())),
         }
     }
@@ -329,7 +365,7 @@ impl Endpoint {
     /// What nobody can be connected to is the program's mistake, not the client's.
     fn unreadable(&mut self, header: Header, error: Malformed) -> Result<(), Broken> {
         let asks = matches!(header.command, RelayCommand::BEGIN | RelayCommand::RESOLVE);
-        if !asks || self.role == Role::Client || header.stream == StreamId::CIRCUIT {
+        if !asks || self.role != Role::Relay || header.stream == StreamId::CIRCUIT {
             return Err(error.into());
         }
         self.say(
@@ -369,7 +405,7 @@ impl Endpoint {
     fn relieve(&mut self) {
         let reason = match self.role {
             // tor-spec "Closing streams": a client "SHOULD NOT" give another reason.
-            Role::Client => EndReason::MISC,
+            Role::Client | Role::Service => EndReason::MISC,
             Role::Relay => EndReason::RESOURCELIMIT,
         };
         let fullest = self
@@ -404,7 +440,7 @@ impl Endpoint {
     }
 
     fn answered(&mut self, header: Header, answer: Answer) -> Result<(), Broken> {
-        if self.role == Role::Relay {
+        if self.role.is_asked() {
             return Err(Broken::Unexpected(header.command));
         }
         match self.stream(header.stream) {
@@ -419,7 +455,7 @@ impl Endpoint {
 
     fn looked_up(&mut self, header: Header, resolved: &Resolved<'_>) -> Result<(), Broken> {
         let answer = failure::addresses(resolved);
-        let at_exit = self.role == Role::Relay;
+        let at_exit = self.role.is_asked();
         let Some(stream) = self.stream(header.stream) else {
             return self.answered(header, Answer::Connected);
         };
@@ -432,7 +468,7 @@ impl Endpoint {
     }
 
     fn ended(&mut self, id: StreamId, end: End) -> Result<(), Broken> {
-        let at_exit = self.role == Role::Relay;
+        let at_exit = self.role.is_asked();
         let Some(stream) = self.stream(id) else {
             return self.stray(id, |late, _| late.ended(end));
         };
@@ -470,7 +506,7 @@ impl Endpoint {
         id: StreamId,
         judge: impl FnOnce(&mut Late, &flow_control::Incoming) -> Result<(), Broken>,
     ) -> Result<(), Broken> {
-        if self.role == Role::Relay {
+        if self.role.is_asked() {
             return Ok(());
         }
         let mut gone = self.gone.iter_mut();
@@ -540,7 +576,7 @@ impl Endpoint {
         let Some(stream) = self.streams.remove(&id) else {
             return;
         };
-        if self.role == Role::Relay {
+        if self.role.is_asked() {
             return;
         }
         if self.gone.len() >= self.limits.gone {

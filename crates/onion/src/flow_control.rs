@@ -90,6 +90,21 @@ impl Outgoing {
                 Window::Vegas(Box::new(Vegas::new(parameters)))
             }
         };
+        Self::over(window)
+    }
+
+    /// A circuit between a client and an onion service on which nothing has been sent.
+    pub fn to_service(control: Control) -> Self {
+        match control {
+            Control::Fixed => Self::new(control),
+            Control::Vegas { increment } => {
+                let parameters = vegas::Parameters::with_increment(increment).to_service();
+                Self::over(Window::Vegas(Box::new(Vegas::new(parameters))))
+            }
+        }
+    }
+
+    fn over(window: Window) -> Self {
         Self {
             window,
             awaited: VecDeque::new(),

@@ -4,13 +4,16 @@
 use std::{fmt, net::SocketAddr, sync::Arc};
 
 use hoplite_crypto::onion::RelayKeys;
-use hoplite_overlay::Error;
+use hoplite_overlay::{Error, ErrorKind};
 use hoplite_wire::{cell::circuit::LinkSpecifier, directory::Ports};
 
 use crate::channel::Waiting;
 
 /// The longest path.
 pub const MOST_HOPS: usize = 8;
+
+/// How many paths are chosen, to find one that does not go through the relay that it is to lead to.
+const PATHS_TRIED: usize = 8;
 
 /// A relay, as a client knows it.
 #[derive(Clone, PartialEq, Eq)]
@@ -55,6 +58,24 @@ pub struct Failed {
 pub trait Paths: fmt::Debug + Send + Sync {
     /// A path of one to [`MOST_HOPS`] relays.
     fn path<'a>(&'a self, usage: &'a CircuitUsage) -> Waiting<'a, Result<Vec<Relay>, Error>>;
+
+    /// A path to `last`, which somebody else has chosen: to an introduction point, or at the service to a rendezvous point. It is behind a path that
+    /// was chosen as any other, so that neither the choice nor `last` tells of the relays before it.
+    fn path_to<'a>(&'a self, last: &'a Relay) -> Waiting<'a, Result<Vec<Relay>, Error>> {
+        Box::pin(async move {
+            for _ in 0..PATHS_TRIED {
+                let mut path = self.path(&CircuitUsage::default()).await?;
+                let goes_through = |relay: &Relay| relay.keys.ed25519 == last.keys.ed25519;
+                if path.len() < MOST_HOPS && !path.iter().any(goes_through) {
+                    path.push(last.clone());
+                    return Ok(path);
+                }
+            }
+            let doing =
+                "choosing a path to a relay of an onion service: each goes through that relay";
+            Err(Error::new(ErrorKind::PathFailed, doing))
+        })
+    }
 
     /// What became of a path: it was built, or a hop failed, then or later.
     fn tried(&self, _path: &[Relay], _outcome: Result<(), Failed>) {}

@@ -1,11 +1,17 @@
 //! The client's machine for one circuit: it is built hop by hop, then carries the relay messages of an [`Endpoint`] under its layers.
 //! [`super::driver`] drives it: [`ClientCircuit::handle`] for each cell that comes, [`ClientCircuit::next`] while the channel takes cells.
 //! tor-spec "Creating circuits", "Routing relay cells", "Tearing down circuits".
+//!
+//! One that is for an onion service first talks to its last relay ([`ClientCircuit::say`]). At a rendezvous point it gets one hop more: the service,
+//! or at the service the client; from then on the endpoint's streams are with that one. rend-spec-v3, "The rendezvous protocol".
 
 use std::{collections::VecDeque, fmt};
 
 use bytes::BytesMut;
-use hoplite_crypto::onion::{Seed, ntor, ntor3, tor1::ClientLayers};
+use hoplite_crypto::onion::{
+    CircuitNonce, Seed, hs_ntor, ntor, ntor3,
+    tor1::{ClientLayers, Party},
+};
 use hoplite_overlay::{Error, ErrorKind};
 use hoplite_wire::cell::{
     self, Cell, CircuitId, Command, Malformed,
@@ -13,12 +19,12 @@ use hoplite_wire::cell::{
         ClientExtensions, Create2, Created2, DestroyReason, Extend2, HandshakeType,
         ServerExtensions,
     },
-    relay::{self, Header, StreamId},
+    relay::{self, Header, RelayCommand, StreamId},
 };
 use tokio::time::Instant;
 
 use crate::{
-    endpoint::{Arrival, Broken, Endpoint},
+    endpoint::{Arrival, Broken, Endpoint, Role},
     failure,
     flow_control::Control,
     path::{MOST_HOPS, Relay},
@@ -32,12 +38,16 @@ const EARLY: u8 = 8;
 const INCREMENTS: std::ops::RangeInclusive<u8> = 30..=32;
 
 /// What a cell has brought about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Nothing new.
     None,
     /// The circuit has all of its hops.
     Built,
+    /// The last relay has said this, of an onion service.
+    Heard(RelayCommand, Vec<u8>),
+    /// The onion service has come, and is one hop more.
+    Met,
 }
 
 /// One circuit of a client.
@@ -51,6 +61,12 @@ pub struct ClientCircuit {
     /// The hop behind the one that has lost it.
     truncated: Option<usize>,
     out: VecDeque<Cell>,
+    /// It may hear of onion services; else that breaks the protocol.
+    talks: bool,
+    /// Of the last relay, on a circuit that talks.
+    nonce: Option<CircuitNonce>,
+    /// The handshake that RENDEZVOUS2 is to complete, and how to hold back then.
+    awaited: Option<(hs_ntor::ClientState, Control)>,
     random: fn(&mut [u8]),
 }
 
@@ -84,15 +100,30 @@ impl ClientCircuit {
             early: EARLY,
             truncated: None,
             out: VecDeque::new(),
+            talks: false,
+            nonce: None,
+            awaited: None,
             random,
         };
         circuit.create()?;
         Ok(circuit)
     }
 
-    /// How many hops it has, of how many.
+    /// A circuit that is for an onion service: it may hear of it.
+    #[must_use]
+    pub fn talking(mut self) -> Self {
+        self.talks = true;
+        self
+    }
+
+    /// What binds a message to the last relay of a circuit that talks, once it is built.
+    pub fn nonce(&self) -> Option<&CircuitNonce> {
+        self.nonce.as_ref()
+    }
+
+    /// How many relays it has, of how many.
     pub fn hops(&self) -> (usize, usize) {
-        (self.layers.len(), self.path.len())
+        (self.layers.len().min(self.path.len()), self.path.len())
     }
 
     /// The hop that is to blame if it fails now, from 0.
@@ -108,7 +139,12 @@ impl ClientCircuit {
 
     /// Whether it has all of its hops.
     pub(crate) fn is_built(&self) -> bool {
-        self.layers.len() == self.path.len()
+        self.layers.len() >= self.path.len()
+    }
+
+    /// Whether it has, behind its relays, an onion service, or a service's client.
+    fn has_met(&self) -> bool {
+        self.layers.len() > self.path.len()
     }
 
     /// The path.
@@ -159,18 +195,51 @@ impl ClientCircuit {
         Some(cell)
     }
 
-    /// Has a cell sent to the last hop that says nothing and is not answered.
+    /// Has a cell sent to the last relay that says nothing and is not answered.
     ///
     /// # Errors
     /// A bug.
     pub fn pad(&mut self) -> Result<(), Error> {
+        self.say(RelayCommand::DROP, &[])
+    }
+
+    /// Has a message sent to the last relay of a circuit that is built.
+    ///
+    /// # Errors
+    /// It does not fit a cell: a bug.
+    pub fn say(&mut self, command: RelayCommand, data: &[u8]) -> Result<(), Error> {
         let mut cell = self.cell(BytesMut::zeroed(cell::BODY));
         let body = cell.fixed().map_err(ours)?;
-        let padding = relay::write(body, relay::RelayCommand::DROP, StreamId::CIRCUIT, &[]);
+        let padding = relay::write(body, command, StreamId::CIRCUIT, data);
         (self.random)(padding.map_err(ours)?);
-        let last = self.layers.len().saturating_sub(1);
+        let last = self.path.len().saturating_sub(1);
         self.layers.encrypt_for(last, body);
         self.out.push_back(cell);
+        Ok(())
+    }
+
+    /// RENDEZVOUS2 is to complete this handshake, and no other that was awaited before; the streams then hold back by `control`.
+    pub fn await_service(&mut self, state: hs_ntor::ClientState, control: Control) {
+        self.awaited = Some((state, control));
+    }
+
+    /// The other party is one hop more from now on, and streams are with it.
+    ///
+    /// # Errors
+    /// There is one already, or the system gives no cipher.
+    pub fn meet(
+        &mut self,
+        seed: &Seed,
+        own: Party,
+        control: Control,
+        endpoint: &mut Endpoint,
+    ) -> Result<(), Error> {
+        self.layers.push_service(seed, own).map_err(ours)?;
+        let role = match own {
+            Party::Client => Role::Client,
+            Party::Service => Role::Service,
+        };
+        endpoint.meet(role, control);
         Ok(())
     }
 
@@ -203,7 +272,7 @@ impl ClientCircuit {
         let header = Header::read(fixed);
         let last = hop + 1 == self.layers.len();
         match header.command {
-            relay::RelayCommand::TRUNCATED => {
+            RelayCommand::TRUNCATED if hop < self.path.len() => {
                 let data = header.data(fixed).map_err(failure::broken)?;
                 let reason = DestroyReason::parse(data).unwrap_or(DestroyReason::NONE);
                 // With other reasons it is passed on from where a hop could not be added, if hops are missing.
@@ -211,10 +280,14 @@ impl ClientCircuit {
                 self.truncated = lost.then_some(hop + 1);
                 Err(failure::destroyed(reason, false))
             }
-            relay::RelayCommand::EXTENDED2 if last && !self.is_built() => {
+            RelayCommand::EXTENDED2 if last && !self.is_built() => {
                 let data = header.data(fixed).map_err(failure::broken)?;
                 let extended = Created2::parse(data).map_err(failure::broken)?;
                 self.extended(extended.data, endpoint)
+            }
+            command if last && header.stream == StreamId::CIRCUIT && self.hears(command) => {
+                let data = header.data(fixed).map_err(failure::broken)?;
+                self.heard(command, data, endpoint)
             }
             _ if last && self.is_built() => {
                 let handled = endpoint.handle_message(body, digest, at);
@@ -222,6 +295,36 @@ impl ClientCircuit {
             }
             command => Err(failure::broken(Broken::Unexpected(command))),
         }
+    }
+
+    /// Whether it is about an onion service, and the last relay may say so here.
+    fn hears(&self, command: RelayCommand) -> bool {
+        let is_such = matches!(
+            command,
+            RelayCommand::INTRO_ESTABLISHED
+                | RelayCommand::RENDEZVOUS_ESTABLISHED
+                | RelayCommand::INTRODUCE_ACK
+                | RelayCommand::INTRODUCE2
+                | RelayCommand::RENDEZVOUS2
+        );
+        is_such && self.talks && self.is_built() && !self.has_met()
+    }
+
+    fn heard(
+        &mut self,
+        command: RelayCommand,
+        data: &[u8],
+        endpoint: &mut Endpoint,
+    ) -> Result<Progress, Error> {
+        if command != RelayCommand::RENDEZVOUS2 {
+            return Ok(Progress::Heard(command, data.to_vec()));
+        }
+        let awaited = self.awaited.take();
+        let (state, control) =
+            awaited.ok_or_else(|| failure::broken(Broken::Unexpected(command)))?;
+        let seed = state.finish(data).map_err(failure::broken)?;
+        self.meet(&seed, Party::Client, control, endpoint)?;
+        Ok(Progress::Met)
     }
 
     /// The relay that was asked has answered: one hop more.
@@ -234,6 +337,9 @@ impl ClientCircuit {
         if !self.is_built() {
             self.extend()?;
             return Ok(Progress::None);
+        }
+        if self.talks {
+            self.nonce = Some(CircuitNonce::draw(&seed).map_err(ours)?);
         }
         endpoint.set_control(control);
         Ok(Progress::Built)
@@ -265,7 +371,7 @@ impl ClientCircuit {
         extend.write(&mut message);
         let mut cell = self.cell(BytesMut::zeroed(cell::BODY));
         let body = cell.fixed().map_err(ours)?;
-        let command = relay::RelayCommand::EXTEND2;
+        let command = RelayCommand::EXTEND2;
         let padding = relay::write(body, command, StreamId::CIRCUIT, &message).map_err(ours)?;
         (self.random)(padding);
         // "When speaking to an OR, EXTEND2 MUST be in a RELAY_EARLY cell."

@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use hoplite_crypto::onion::tor1::Party;
 use hoplite_overlay::{Error, ErrorKind};
 use hoplite_wire::cell::circuit::DestroyReason;
 use parking_lot::{Mutex, MutexGuard};
@@ -21,7 +22,10 @@ use tokio::{
     time::{Instant, Sleep, sleep, sleep_until, timeout, timeout_at},
 };
 
-use super::{BuildTimes, ClientCircuit, Config, Progress};
+use super::{
+    BuildTimes, ClientCircuit, Config, Progress,
+    conversation::{self, Conversation, Heard, Order, Talk},
+};
 use crate::{
     channel::{self, Channel, Dialer},
     endpoint::{Arrival, Endpoint, Role, io::Shared},
@@ -64,6 +68,8 @@ struct Driver {
     ended: Ended,
     /// It takes no more cells; by then it has said why, or never will.
     ending: Option<Pin<Box<Sleep>>>,
+    /// With whoever talks to the last relay about an onion service.
+    talk: Option<Talk>,
 }
 
 /// Builds a circuit over `path`, whose first relay is at the other end of `channel`. Dropping the future gives it up.
@@ -75,15 +81,16 @@ pub async fn build(
     path: Vec<Relay>,
     config: &Config,
 ) -> Result<BuiltCircuit, (Error, usize)> {
-    build_telling(channel, path, config, &Arc::default()).await
+    build_telling(channel, path, config, &Arc::default(), None).await
 }
 
-/// Builds a circuit as [`build`] does, and says in `reached` how many hops it has.
-pub(super) async fn build_telling(
+/// Builds a circuit as [`build`] does, and says in `reached` how many hops it has; with `talk` it is for an onion service.
+async fn build_telling(
     channel: &dyn Channel,
     path: Vec<Relay>,
     config: &Config,
     reached: &Arc<AtomicUsize>,
+    talk: Option<Talk>,
 ) -> Result<BuiltCircuit, (Error, usize)> {
     let opened = channel.open().await;
     let circuit = opened.map_err(|_| (failure::channel_closed(true), 0))?;
@@ -101,8 +108,13 @@ pub(super) async fn build_telling(
     );
     let shared = Shared::new(endpoint.counted(&circuit.sender.backlog()));
     let ((tell, built), ended) = (oneshot::channel(), Ended::default());
+    let machine = machine.map_err(|error| (error, 0))?;
     let driver = Driver {
-        circuit: machine.map_err(|error| (error, 0))?,
+        circuit: if talk.is_some() {
+            machine.talking()
+        } else {
+            machine
+        },
         channel: circuit,
         shared: Arc::clone(&shared),
         built: Some(tell),
@@ -114,6 +126,7 @@ pub(super) async fn build_telling(
         now: Instant::now(),
         ended: Arc::clone(&ended),
         ending: None,
+        talk,
     };
     let circuit = BuiltCircuit {
         shared,
@@ -198,7 +211,13 @@ impl Driver {
     /// Runs until the circuit ends, and answers with why.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         self.now = Instant::now();
+        if let Some(error) = self.given_up() {
+            return Poll::Ready(error);
+        }
         for _ in 0..BATCHES {
+            if let Err(error) = self.obey(cx) {
+                return Poll::Ready(error);
+            }
             let sent = match self.send(cx) {
                 Ok(sent) => sent,
                 Err(error) => return self.last_words(cx, error),
@@ -222,6 +241,50 @@ impl Driver {
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Whoever has the streams does not want the circuit any more.
+    fn given_up(&self) -> Option<Error> {
+        self.shared.lock().closed().cloned()
+    }
+
+    /// Does what whoever talks to the last relay wants.
+    fn obey(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        while self.circuit.is_built()
+            && let Some(talk) = &mut self.talk
+        {
+            match talk.orders.poll_recv(cx) {
+                Poll::Pending => return Ok(()),
+                Poll::Ready(None) => self.talk = None,
+                Poll::Ready(Some(Order::Say(command, data))) => self.circuit.say(command, &data)?,
+                Poll::Ready(Some(Order::Await(state, control))) => {
+                    self.circuit.await_service(state, control);
+                }
+                Poll::Ready(Some(Order::MeetClient(seed, control))) => {
+                    let endpoint = &mut self.shared.lock();
+                    self.circuit
+                        .meet(&seed, Party::Service, control, endpoint)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells of what a cell has brought about.
+    fn tell(&mut self, progress: Progress) -> Result<(), Error> {
+        let heard = match progress {
+            Progress::None => return Ok(()),
+            Progress::Built => {
+                self.built.take().map(|built| built.send(Ok(())));
+                self.circuit.nonce().cloned().map(Heard::Built)
+            }
+            Progress::Heard(command, data) => Some(Heard::Message(command, data)),
+            Progress::Met => Some(Heard::Met),
+        };
+        if let (Some(talk), Some(heard)) = (&self.talk, heard) {
+            talk.hear(heard).map_err(failure::broken)?;
+        }
+        Ok(())
     }
 
     /// The channel takes nothing any more; what comes until it ends may say why.
@@ -287,11 +350,7 @@ impl Driver {
             };
             let progress = self.circuit.handle(cell, &mut endpoint, at)?;
             self.reached.store(self.circuit.hops().0, Relaxed);
-            if progress == Progress::Built
-                && let Some(built) = self.built.take()
-            {
-                drop(built.send(Ok(())));
-            }
+            self.tell(progress)?;
         }
         Ok(BATCH)
     }
@@ -343,7 +402,7 @@ impl Driver {
         if given_up || (retired && streams == 0) {
             return Poll::Ready(failure::retired());
         }
-        if streams > 0 || !self.circuit.is_built() {
+        if streams > 0 || !self.circuit.is_built() || self.talk.is_some() {
             self.idle = None;
             return Poll::Pending;
         }
@@ -366,7 +425,7 @@ impl fmt::Debug for BuiltCircuit {
 const MEASURED: usize = 16;
 
 /// What a circuit needs to come about.
-pub(super) struct Builder {
+pub(crate) struct Builder {
     dialer: Arc<dyn Dialer>,
     paths: Arc<dyn Paths>,
     config: Config,
@@ -390,7 +449,7 @@ struct Attempt {
 }
 
 impl Builder {
-    pub(super) fn new(dialer: Arc<dyn Dialer>, paths: Arc<dyn Paths>, config: Config) -> Arc<Self> {
+    pub(crate) fn new(dialer: Arc<dyn Dialer>, paths: Arc<dyn Paths>, config: Config) -> Arc<Self> {
         let state = State {
             times: BuildTimes::new(config.least_build.min(config.build), config.build),
             measuring: 0,
@@ -414,8 +473,34 @@ impl Builder {
     ) -> Result<BuiltCircuit, Error> {
         let path = self.paths.path(usage).await?;
         path.last().into_iter().for_each(chosen);
+        self.build_over(path, None).await
+    }
+
+    /// Who chooses paths.
+    pub(crate) fn paths(&self) -> &dyn Paths {
+        &*self.paths
+    }
+
+    /// A circuit over this path, to talk to its last relay about an onion service.
+    ///
+    /// # Errors
+    /// A relay of it failed or was late.
+    pub(crate) async fn converse(
+        self: &Arc<Self>,
+        path: Vec<Relay>,
+    ) -> Result<Conversation, Error> {
+        let (listening, talk) = conversation::pair();
+        let circuit = self.build_over(path, Some(talk)).await?;
+        listening.over(circuit).await
+    }
+
+    async fn build_over(
+        self: &Arc<Self>,
+        path: Vec<Relay>,
+        talk: Option<Talk>,
+    ) -> Result<BuiltCircuit, Error> {
         let channel = self.dial(&path).await?;
-        let mut attempt = self.attempt(channel, path);
+        let mut attempt = self.attempt(channel, path, talk);
         let limit = self.state().times.limit();
         let built = timeout(limit, &mut attempt.building).await;
         let took = attempt.begun.elapsed();
@@ -451,11 +536,11 @@ impl Builder {
         dialled.map_err(|error| self.failed(path, &error, 0))
     }
 
-    fn attempt(&self, channel: Arc<dyn Channel>, path: Vec<Relay>) -> Attempt {
+    fn attempt(&self, channel: Arc<dyn Channel>, path: Vec<Relay>, talk: Option<Talk>) -> Attempt {
         let reached = Arc::<AtomicUsize>::default();
         let (over, config, told) = (path.clone(), self.config.clone(), Arc::clone(&reached));
         let building = Box::pin(async move {
-            let built = build_telling(&*channel, over, &config, &told).await;
+            let built = build_telling(&*channel, over, &config, &told, talk).await;
             built.map_err(|(error, hop)| {
                 if channel.is_closed() {
                     (error, 0)

@@ -13,8 +13,12 @@ use bytes::{Buf, Bytes};
 use hoplite_overlay::Error;
 use hoplite_wire::{
     Target,
-    cell::relay::{
-        Begin, Connected, End, EndReason, Flags, Header, Message, Resolve, Resolved, StreamId,
+    cell::{
+        onion_service,
+        relay::{
+            Begin, Connected, End, EndReason, Flags, Header, Message, RelayCommand, Resolve,
+            Resolved, StreamId,
+        },
     },
 };
 use parking_lot::{Mutex, MutexGuard};
@@ -238,6 +242,16 @@ impl Endpoint {
         self.ask(half_close, &Message::Begin(Begin { target, flags }))
     }
 
+    /// Opens a stream to a port of the onion service that is met (client).
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub fn begin_port(&mut self, port: u16) -> Result<StreamId, Error> {
+        let mut data = Vec::new();
+        onion_service::write_begin(port, &mut data);
+        self.ask(false, &Message::Unknown(RelayCommand::BEGIN, &data))
+    }
+
     /// Opens a stream to the last relay's directory (client).
     ///
     /// # Errors
@@ -285,6 +299,23 @@ impl Endpoint {
         self.asked.pop_front()
     }
 
+    /// The next port that the client asks for, once it does (onion service).
+    ///
+    /// # Errors
+    /// Why the circuit has closed.
+    pub(crate) fn poll_asked(&mut self, cx: &Context<'_>) -> Poll<Result<(StreamId, u16), Error>> {
+        while let Some((id, asked)) = self.asked.pop_front() {
+            if let Asked::Port(port) = asked {
+                return Poll::Ready(Ok((id, port)));
+            }
+        }
+        if let Some(error) = &self.closed {
+            return Poll::Ready(Err(error.clone()));
+        }
+        self.asker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
     /// The target has answered (exit): so the client is told.
     pub fn connected(&mut self, id: StreamId, address: Option<IpAddr>) {
         let Some(stream) = self.streams.get_mut(&id.0) else {
@@ -319,16 +350,22 @@ impl Endpoint {
             return Err(Broken::Unexpected(header.command));
         }
         if self.streams.len() >= self.limits.streams {
-            self.say(id, &Message::End(End::new(EndReason::RESOURCELIMIT)));
+            let reason = match self.role {
+                // rend-spec-v3, "Managing streams": "to avoid leaking any further information".
+                Role::Service => EndReason::DONE,
+                Role::Client | Role::Relay => EndReason::RESOURCELIMIT,
+            };
+            self.say(id, &Message::End(End::new(reason)));
             return Ok(());
         }
         let half_close = match &asked {
             Asked::Stream(begin) => begin.flags.has(HALF_CLOSE),
-            Asked::Directory | Asked::Name(_) => false,
+            Asked::Directory | Asked::Name(_) | Asked::Port(_) => false,
         };
         let stream = self.new_stream(half_close);
         self.streams.insert(id.0, stream.at_exit());
         self.asked.push_back((id, asked));
+        self.wake_asker();
         Ok(())
     }
 }

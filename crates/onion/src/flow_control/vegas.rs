@@ -75,6 +75,17 @@ impl Parameters {
             ..Self::default()
         }
     }
+
+    /// For a path twice as long, between a client and an onion service (`cc_vegas_alpha_onion` and the like, proposal 324 §6.5.3).
+    pub(crate) fn to_service(self) -> Self {
+        Self {
+            alpha: 3 * OUTBUF,
+            beta: 7 * OUTBUF,
+            gamma: 5 * OUTBUF,
+            delta: 9 * OUTBUF,
+            ..self
+        }
+    }
 }
 
 impl Default for Parameters {

@@ -48,6 +48,8 @@ pub(super) async fn serve(
             return tell(&mut shared.lock(), id, found);
         }
         Asked::Directory => (directory(&relay, asking).await, false),
+        // An exit's end never says so.
+        Asked::Port(_) => (Err(End::new(EndReason::TORPROTOCOL)), false),
         Asked::Stream(begin) => {
             let half_close = begin.flags.has(HALF_CLOSE);
             (connect(&relay, &*place, &begin).await, half_close)
@@ -70,7 +72,7 @@ pub(super) fn refuse(relay: &Relay, endpoint: &mut Endpoint, id: StreamId, asked
     relay.counters.limited.fetch_add(1, Relaxed);
     match asked {
         Asked::Name(_) => tell(endpoint, id, Err(limited())),
-        Asked::Directory | Asked::Stream(_) => {
+        Asked::Directory | Asked::Stream(_) | Asked::Port(_) => {
             endpoint.refuse(id, End::new(EndReason::RESOURCELIMIT));
         }
     }
