@@ -23,6 +23,7 @@ pub use driver::build;
 pub use pool::OF_A_TOKEN;
 pub use times::BuildTimes;
 
+pub(crate) use circuit::INCREMENTS;
 pub(crate) use conversation::{Conversation, Heard};
 pub(crate) use driver::Builder;
 

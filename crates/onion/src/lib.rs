@@ -12,14 +12,14 @@
 //!
 //! # Not in this room
 //! Channels (`channel`), which relays there are and which to take (`directory`; see [`path::Paths`]), who may use a relay (`relay`).
-//! UDP: Tor has none, and [`Onion`] says that it is unsupported. Of onion services there is what relays do ([`relay`]); clients and services are not
-//! built yet.
+//! UDP: Tor has none, and [`Onion`] says that it is unsupported. Descriptors of onion services ([`onion_service`] is told what they say).
 
 pub mod channel;
 pub mod client;
 pub mod endpoint;
 mod failure;
 pub mod flow_control;
+pub mod onion_service;
 pub mod path;
 pub mod relay;
 

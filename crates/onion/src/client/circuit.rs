@@ -35,7 +35,7 @@ const EARLY: u8 = 8;
 
 /// `cc_sendme_inc` of the consensus is 31; a far end that wants another is not believed. The proposal allows a factor of two (§10.5), C tor one
 /// more or less, and so do we: what differs would mark the relay's clients.
-const INCREMENTS: std::ops::RangeInclusive<u8> = 30..=32;
+pub(crate) const INCREMENTS: std::ops::RangeInclusive<u8> = 30..=32;
 
 /// What a cell has brought about.
 #[derive(Clone, Debug, PartialEq, Eq)]

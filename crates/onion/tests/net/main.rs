@@ -9,6 +9,7 @@ mod onion_services;
 mod paths;
 mod queued;
 mod raw;
+mod services;
 mod stalls;
 mod support;
 mod together;

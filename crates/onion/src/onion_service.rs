@@ -1,0 +1,178 @@
+//! Onion services of version 3 over circuits: how a client reaches a service ([`Client`]), and a service its clients ([`Service`]), with nobody
+//! between who knows both. rend-spec-v3, "The introduction protocol", "The rendezvous protocol", "Managing streams".
+//!
+//! ```text
+//! client ── guard ── … ── rendezvous point ── … ── guard ── service     the streams: one circuit of each, joined
+//!    └───── guard ── … ── introduction point ── … ── guard ────┘        one message, where to meet
+//! ```
+//!
+//! The introduction point learns that somebody asks for a service that it knows by one key; the rendezvous point, that two circuits belong
+//! together, by 20 random bytes; neither who either of both is, nor anything that they say.
+//!
+//! # Not in this room
+//! Which introduction points a service has at the time: its descriptor tells that, and who publishes or fetches it, tells this room
+//! ([`KnownService`], [`Service::points`]). Proof of work, Vanguards and single onion services are not built.
+
+use std::{fmt, net::SocketAddr, sync::Arc};
+
+use hoplite_crypto::onion::{RelayKeys, identity::stand_in};
+use hoplite_overlay::{Error, ErrorKind};
+use hoplite_wire::cell::circuit::LinkSpecifier;
+
+use crate::path::{CircuitUsage, Paths, Relay};
+
+mod client;
+mod introduction;
+mod service;
+
+pub use client::{Client, ClientConfig};
+pub use introduction::{Life, Verdict};
+pub use service::{Counters, Service, ServiceConfig, StreamRequest};
+
+/// DATA cells that one SENDME of ours acknowledges on a circuit with congestion control: what a service's descriptor says (`flow-control`).
+pub const SENDME_INCREMENT: u8 = 31;
+
+/// A relay that introduces clients to a service, as its descriptor says.
+#[derive(Clone, PartialEq, Eq)]
+pub struct IntroductionPoint {
+    /// The relay ([`relay`]).
+    pub relay: Relay,
+    /// By which the relay knows the service, Ed25519 (`KP_hs_ipt_sid`).
+    pub auth_key: [u8; 32],
+    /// That clients encrypt for, X25519 (`KP_hss_ntor`).
+    pub enc_key: [u8; 32],
+}
+
+/// A service, as its descriptor of this time period says.
+#[derive(Clone, PartialEq, Eq)]
+pub struct KnownService {
+    /// Its identity (`KP_hs_id`): circuits to it are kept by that.
+    pub identity: [u8; 32],
+    /// Of this time period (`N_hs_subcred`).
+    pub subcredential: [u8; 32],
+    /// Where it is introduced.
+    pub points: Vec<IntroductionPoint>,
+    /// The DATA cells of a SENDME, where the service has congestion control.
+    pub sendme_increment: Option<u8>,
+}
+
+/// A relay of which no more is known than its link specifiers and its onion key for ntor. `None`: it has no Ed25519 identity or no address, and
+/// nobody extends a circuit to it. Specifiers of other kinds are not kept.
+pub fn relay(specifiers: &[LinkSpecifier<'_>], onion: [u8; 32]) -> Option<Relay> {
+    let ed25519 = specifiers.iter().find_map(|one| match one {
+        LinkSpecifier::Ed25519(identity) => Some(*identity),
+        _ => None,
+    })?;
+    let rsa = specifiers.iter().find_map(|one| match one {
+        LinkSpecifier::Rsa(identity) => Some(*identity),
+        _ => None,
+    });
+    let addresses: Vec<SocketAddr> = specifiers.iter().filter_map(address).collect();
+    (!addresses.is_empty()).then(|| Relay {
+        name: Arc::from(""),
+        keys: RelayKeys {
+            rsa_id: rsa.unwrap_or_else(|| stand_in(&ed25519)),
+            ed25519,
+            onion,
+        },
+        rsa: rsa.is_some(),
+        addresses,
+        // Nobody has said more of it: all relays have ntor.
+        ntor3: false,
+        congestion_control: false,
+        half_close: false,
+        exit: None,
+    })
+}
+
+fn address(specifier: &LinkSpecifier<'_>) -> Option<SocketAddr> {
+    match specifier {
+        LinkSpecifier::Ipv4(address) => Some((*address).into()),
+        LinkSpecifier::Ipv6(address) => Some((*address).into()),
+        _ => None,
+    }
+}
+
+/// How many paths are chosen, to find one that does not end at certain relays.
+const PATHS_TRIED: usize = 8;
+
+/// A path that ends at none of these relays, by their Ed25519 identities.
+async fn path_that_avoids(paths: &dyn Paths, avoided: &[[u8; 32]]) -> Result<Vec<Relay>, Error> {
+    for _ in 0..PATHS_TRIED {
+        let path = paths.path(&CircuitUsage::default()).await?;
+        let last = path.last().map(|relay| relay.keys.ed25519);
+        if last.is_some_and(|last| !avoided.contains(&last)) {
+            return Ok(path);
+        }
+    }
+    let doing = "choosing a path for an onion service: each ends where it must not";
+    Err(Error::new(ErrorKind::PathFailed, doing))
+}
+
+/// A number that nobody can guess, from 0 up to below `most`.
+fn random_below(most: u32) -> u32 {
+    let mut bytes = [0; 8];
+    crate::random(&mut bytes);
+    // The bias is less than 2^-32.
+    let number = u64::from_be_bytes(bytes) % u64::from(most.max(1));
+    u32::try_from(number).unwrap_or(0)
+}
+
+/// In an order that nobody can guess.
+fn shuffle<T>(list: &mut [T]) {
+    for end in (1..list.len()).rev() {
+        let at = random_below(u32::try_from(end + 1).unwrap_or(u32::MAX));
+        list.swap(end, usize::try_from(at).unwrap_or(0));
+    }
+}
+
+impl fmt::Debug for IntroductionPoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("IntroductionPoint(hidden)")
+    }
+}
+
+impl fmt::Debug for KnownService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KnownService({} points)", self.points.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relay_is_what_its_specifiers_say_and_says_them_again() {
+        let specifiers = [
+            LinkSpecifier::Ipv4("192.0.2.1:9001".parse().expect("an address")),
+            LinkSpecifier::Rsa([2; 20]),
+            LinkSpecifier::Ed25519([3; 32]),
+            LinkSpecifier::Ipv6("[2001:db8::1]:9001".parse().expect("an address")),
+        ];
+        let made = relay(&specifiers, [4; 32]).expect("a relay");
+        assert_eq!(made.specifiers(), specifiers);
+        assert_eq!(made.keys.onion, [4; 32]);
+        let without = |kind: usize| {
+            let mut fewer = specifiers.to_vec();
+            fewer.remove(kind);
+            relay(&fewer, [4; 32])
+        };
+        assert_eq!(without(2), None, "no Ed25519 identity");
+        let no_rsa = without(1).expect("a relay");
+        assert_eq!(no_rsa.keys.rsa_id, stand_in(&[3; 32]));
+        assert!(!no_rsa.rsa);
+        assert_eq!(relay(&specifiers[1..3], [4; 32]), None, "no address");
+    }
+
+    #[test]
+    fn every_order_comes_up() {
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..1000 {
+            let mut list = [1, 2, 3];
+            shuffle(&mut list);
+            seen.insert(list);
+        }
+        assert_eq!(seen.len(), 6);
+    }
+}

@@ -1,0 +1,604 @@
+//! A service: keeps its introduction points, and goes to meet the clients that introduce themselves there. Streams come out of [`Service::accept`].
+//! Whoever publishes its descriptor follows [`Service::points`]. rend-spec-v3, "The introduction protocol", "Joining to a rendezvous point",
+//! "Managing streams".
+//!
+//! Anybody who knows the address can have a service build circuits, and each costs it more than the message that asked for it. So there is a bound
+//! of how many are built at once and a second, and of how many clients there are ([`ServiceConfig`]); what is beyond it is dropped unanswered, and so
+//! is what is not authentic, or was seen before. A client's streams are bounded too, and wait in its own circuit until they are accepted.
+
+use std::{
+    fmt,
+    future::poll_fn,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use hoplite_crypto::{
+    SigningKey,
+    onion::{
+        OnionKey, Refused,
+        hs_ntor::{Introduced, IntroductionSecret},
+        introduction,
+    },
+};
+use hoplite_overlay::{Error, ErrorKind, Stream};
+use hoplite_wire::cell::{
+    onion_service::{Introduction, IntroductionRate, Rendezvous1},
+    relay::{End, EndReason, RelayCommand, StreamId},
+};
+use parking_lot::Mutex;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
+    task::JoinSet,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+
+use super::{
+    IntroductionPoint, SENDME_INCREMENT, introduction::Life, introduction::Verdict,
+    path_that_avoids, random_below,
+};
+use crate::{
+    channel::Dialer,
+    client::{self, Builder, BuiltCircuit, Conversation, Heard},
+    endpoint::io::Handle,
+    failure,
+    flow_control::Control,
+    path::{Paths, Relay},
+    relay::Bucket,
+};
+
+/// Bounds of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceConfig {
+    /// Introduction points that it keeps, 1 to 20.
+    pub points: usize,
+    /// How many introductions each of those is asked to pass on; `None`: as many as the relay likes.
+    pub introductions: Option<IntroductionRate>,
+    /// Introductions of one point after which another takes its place, where that is less than at random.
+    pub of_a_point: u32,
+    /// Clients that it meets at most.
+    pub clients: usize,
+    /// Circuits to rendezvous points that are built at once.
+    pub building: usize,
+    /// And how many are begun.
+    pub rendezvous: IntroductionRate,
+    /// Circuits that are tried for one client.
+    pub attempts: usize,
+    /// The time that all of them may take: later the client has gone.
+    pub patience: Duration,
+    /// The time that a relay may take to agree to introduce it.
+    pub answer: Duration,
+    /// Streams of all clients that wait to be accepted; more wait in their circuits.
+    pub waiting: usize,
+    /// Streams of one client at once.
+    pub streams: usize,
+    /// A client without streams is left after so long.
+    pub idle: Duration,
+    /// It has congestion control, and its descriptor says so.
+    pub congestion_control: bool,
+}
+
+impl Default for ServiceConfig {
+    fn default() -> Self {
+        Self {
+            points: 3,
+            introductions: None,
+            of_a_point: u32::MAX,
+            clients: 1024,
+            building: 64,
+            rendezvous: IntroductionRate {
+                per_second: 32,
+                burst: 256,
+            },
+            attempts: 2,
+            patience: Duration::from_secs(60),
+            answer: Duration::from_secs(15),
+            waiting: 64,
+            streams: 128,
+            idle: Duration::from_secs(600),
+            congestion_control: true,
+        }
+    }
+}
+
+/// What became of introductions.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Clients that were met: whether they were still there, they tell by a stream.
+    pub met: AtomicU64,
+    /// What was not authentic or could not be read.
+    pub garbage: AtomicU64,
+    /// What was seen before.
+    pub replayed: AtomicU64,
+    /// What there was no room for.
+    pub limited: AtomicU64,
+    /// Clients whose rendezvous point could not be reached.
+    pub missed: AtomicU64,
+}
+
+/// A service. Dropped, it leaves its introduction points and takes no more streams; those that were accepted go on.
+#[derive(Debug)]
+pub struct Service {
+    requests: mpsc::Receiver<StreamRequest>,
+    points: watch::Receiver<Vec<IntroductionPoint>>,
+    inner: Arc<Inner>,
+    _keeping: JoinSet<()>,
+}
+
+/// What the tasks of a service share.
+struct Inner {
+    builder: Arc<Builder>,
+    config: ServiceConfig,
+    subcredentials: watch::Receiver<Vec<[u8; 32]>>,
+    requests: mpsc::Sender<StreamRequest>,
+    /// The point of each place.
+    published: watch::Sender<Vec<Option<IntroductionPoint>>>,
+    /// The relay that each place has, or wants.
+    chosen: Mutex<Vec<Option<[u8; 32]>>>,
+    clients: Arc<Semaphore>,
+    building: Arc<Semaphore>,
+    begun: Mutex<Bucket>,
+    counters: Counters,
+}
+
+impl Service {
+    /// Begins to keep introduction points. `subcredentials` are those of the time periods that a descriptor is published for, two mostly.
+    pub fn start(
+        dialer: Arc<dyn Dialer>,
+        paths: Arc<dyn Paths>,
+        circuits: client::Config,
+        config: ServiceConfig,
+        subcredentials: watch::Receiver<Vec<[u8; 32]>>,
+    ) -> Self {
+        let (request, requests) = mpsc::channel(config.waiting.max(1));
+        let places = config.points.clamp(1, 20);
+        let (published, places_told) = watch::channel(vec![None; places]);
+        let (tell, points) = watch::channel(Vec::new());
+        let circuits = client::Config {
+            streams: config.streams,
+            idle: config.idle,
+            ..circuits
+        };
+        let rate = config.rendezvous;
+        let inner = Arc::new(Inner {
+            builder: Builder::new(dialer, paths, circuits),
+            config,
+            subcredentials,
+            requests: request,
+            published,
+            chosen: Mutex::new(vec![None; places]),
+            clients: Arc::new(Semaphore::new(config.clients)),
+            building: Arc::new(Semaphore::new(config.building)),
+            begun: Mutex::new(Bucket::new(rate.burst, rate.per_second, Instant::now())),
+            counters: Counters::default(),
+        });
+        let mut keeping = JoinSet::new();
+        for place in 0..places {
+            keeping.spawn(Arc::clone(&inner).keep(place));
+        }
+        keeping.spawn(tell_of(places_told, tell));
+        Self {
+            requests,
+            points,
+            inner,
+            _keeping: keeping,
+        }
+    }
+
+    /// The next stream that a client asks for.
+    pub async fn accept(&mut self) -> Option<StreamRequest> {
+        self.requests.recv().await
+    }
+
+    /// Where it is introduced now: what its descriptor says.
+    pub fn points(&self) -> watch::Receiver<Vec<IntroductionPoint>> {
+        self.points.clone()
+    }
+
+    /// The DATA cells of a SENDME, if its descriptor is to offer congestion control.
+    pub fn sendme_increment(&self) -> Option<u8> {
+        let has = self.inner.config.congestion_control;
+        has.then_some(SENDME_INCREMENT)
+    }
+
+    /// What became of introductions.
+    pub fn counters(&self) -> &Counters {
+        &self.inner.counters
+    }
+}
+
+/// Leaves out the places that have no point.
+async fn tell_of(
+    mut places: watch::Receiver<Vec<Option<IntroductionPoint>>>,
+    tell: watch::Sender<Vec<IntroductionPoint>>,
+) {
+    while places.changed().await.is_ok() {
+        let points: Vec<_> = places
+            .borrow_and_update()
+            .iter()
+            .flatten()
+            .cloned()
+            .collect();
+        tell.send_if_modified(|told| {
+            let changed = *told != points;
+            *told = points;
+            changed
+        });
+    }
+}
+
+// A client's stream, until it is accepted.
+
+/// A client asks for a stream. Dropped, it is refused.
+pub struct StreamRequest {
+    port: u16,
+    id: StreamId,
+    circuit: Arc<BuiltCircuit>,
+    answered: bool,
+}
+
+impl StreamRequest {
+    fn new(port: u16, id: StreamId, circuit: &Arc<BuiltCircuit>) -> Self {
+        Self {
+            port,
+            id,
+            circuit: Arc::clone(circuit),
+            answered: false,
+        }
+    }
+
+    /// To which port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Tells the client that the stream is open.
+    pub fn accept(mut self) -> Stream {
+        self.answered = true;
+        let handle = Handle::new(self.circuit.shared(), self.id);
+        self.circuit.shared().lock().connected(self.id, None);
+        Stream::new(handle).holding(Arc::clone(&self.circuit))
+    }
+
+    /// Ends the stream, with the reason that tells nothing ("DONE").
+    pub fn refuse(self) {
+        drop(self);
+    }
+
+    /// Closes the client's circuit, with all of its streams: so does C tor where a client asks for a port that is not served, lest it try them all.
+    pub fn close_circuit(mut self) {
+        self.answered = true;
+        self.circuit.shared().lock().close(failure::retired());
+    }
+}
+
+impl Drop for StreamRequest {
+    fn drop(&mut self) {
+        if !self.answered {
+            let mut endpoint = self.circuit.shared().lock();
+            endpoint.refuse(self.id, End::new(EndReason::DONE));
+        }
+    }
+}
+
+impl fmt::Debug for StreamRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StreamRequest(port {})", self.port)
+    }
+}
+
+// The place of one introduction point: a point, and after its time another.
+
+/// Pauses after failures, in seconds: the first is short, each is twice the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Circuits to one point that may fail one after another; then another point takes its place (`MAX_INTRO_POINT_CIRCUIT_RETRIES`).
+const RETRIES: u32 = 3;
+
+/// A point with its keys, whatever circuit leads there.
+struct Point {
+    relay: Relay,
+    auth: SigningKey,
+    enc_key: [u8; 32],
+    secret: IntroductionSecret,
+    life: Life,
+}
+
+impl Point {
+    fn new(relay: Relay, config: &ServiceConfig) -> Result<Self, Error> {
+        let auth = SigningKey::generate().map_err(no_randomness)?;
+        let fresh = OnionKey::fresh_secret().map_err(no_randomness)?;
+        let encryption = OnionKey::from_secret(&fresh).map_err(no_randomness)?;
+        Ok(Self {
+            relay,
+            enc_key: *encryption.public(),
+            secret: IntroductionSecret::new(auth.public(), encryption),
+            auth,
+            life: Life::new(Instant::now(), random_below).of(config.of_a_point),
+        })
+    }
+
+    fn published(&self) -> IntroductionPoint {
+        IntroductionPoint {
+            relay: self.relay.clone(),
+            auth_key: self.auth.public(),
+            enc_key: self.enc_key,
+        }
+    }
+}
+
+fn no_randomness(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::new(ErrorKind::Bug, "making the keys of an introduction point").caused_by(error)
+}
+
+/// Why a service listens to a point no longer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// Its life is over.
+    Over,
+    /// The circuit has ended, or the relay broke the protocol.
+    Lost,
+}
+
+impl Inner {
+    /// Keeps a point in this place.
+    async fn keep(self: Arc<Self>, place: usize) {
+        let mut clients = JoinSet::new();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.choose(place).await {
+                Ok((point, conversation)) => {
+                    pause = FIRST_PAUSE;
+                    self.keep_point(place, point, conversation, &mut clients)
+                        .await;
+                }
+                Err(_) => {
+                    sleep(pause).await;
+                    pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+                }
+            }
+        }
+    }
+
+    /// Keeps one point, over one circuit after another, as long as it lives.
+    async fn keep_point(
+        self: &Arc<Self>,
+        place: usize,
+        mut point: Point,
+        mut conversation: Conversation,
+        clients: &mut JoinSet<()>,
+    ) {
+        loop {
+            self.publish(place, Some(point.published()));
+            let left = self.listen(&mut point, &mut conversation, clients).await;
+            drop(conversation);
+            let again = match left {
+                Left::Over => None,
+                Left::Lost => self.again(&point).await,
+            };
+            match again {
+                Some(again) => conversation = again,
+                None => break,
+            }
+        }
+        self.publish(place, None);
+    }
+
+    /// A new point, at a relay where no other is.
+    async fn choose(&self, place: usize) -> Result<(Point, Conversation), Error> {
+        let path = path_that_avoids(self.builder.paths(), &self.others(place)).await?;
+        let relay = path.last().cloned().ok_or_else(failure::late)?;
+        if !self.take(place, relay.keys.ed25519) {
+            let doing = "choosing an introduction point that another place has just chosen";
+            return Err(Error::new(ErrorKind::PathFailed, doing));
+        }
+        let point = Point::new(relay, &self.config)?;
+        let conversation = self.establish(&point, path).await?;
+        Ok((point, conversation))
+    }
+
+    fn others(&self, place: usize) -> Vec<[u8; 32]> {
+        let chosen = self.chosen.lock();
+        let others = chosen.iter().enumerate().filter(|(at, _)| *at != place);
+        others.filter_map(|(_, relay)| *relay).collect()
+    }
+
+    /// This place's, unless another has it.
+    fn take(&self, place: usize, relay: [u8; 32]) -> bool {
+        let mut chosen = self.chosen.lock();
+        let others = chosen.iter().enumerate().filter(|(at, _)| *at != place);
+        if others.into_iter().any(|(_, other)| *other == Some(relay)) {
+            return false;
+        }
+        chosen
+            .get_mut(place)
+            .map(|place| place.replace(relay))
+            .is_some()
+    }
+
+    /// Another circuit to a point that was lost: its descriptor stays right.
+    async fn again(&self, point: &Point) -> Option<Conversation> {
+        let mut pause = FIRST_PAUSE;
+        for _ in 0..RETRIES {
+            let established = async {
+                let path = self.builder.paths().path_to(&point.relay).await?;
+                self.establish(point, path).await
+            };
+            if let Ok(conversation) = established.await {
+                return Some(conversation);
+            }
+            sleep(pause).await;
+            pause = pause.saturating_mul(2);
+        }
+        None
+    }
+
+    /// Has the last relay of this path introduce the service.
+    async fn establish(&self, point: &Point, path: Vec<Relay>) -> Result<Conversation, Error> {
+        let mut conversation = self.builder.converse(path).await?;
+        let rate = self.config.introductions;
+        let message = introduction::establish(&point.auth, rate, conversation.nonce());
+        let asked = conversation.say(RelayCommand::ESTABLISH_INTRO, message);
+        asked.await?;
+        let answer = conversation.answer(RelayCommand::INTRO_ESTABLISHED);
+        let answered = timeout(self.config.answer, answer).await;
+        answered.unwrap_or_else(|_| Err(failure::late()))?;
+        Ok(conversation)
+    }
+
+    fn publish(&self, place: usize, point: Option<IntroductionPoint>) {
+        self.published.send_modify(|places| {
+            if let Some(place) = places.get_mut(place) {
+                *place = point;
+            }
+        });
+    }
+
+    /// Meets the clients that introduce themselves.
+    async fn listen(
+        self: &Arc<Self>,
+        point: &mut Point,
+        conversation: &mut Conversation,
+        clients: &mut JoinSet<()>,
+    ) -> Left {
+        while !point.life.is_over(Instant::now()) {
+            tokio::select! {
+                heard = conversation.hear() => match heard {
+                    Ok(Heard::Message(RelayCommand::INTRODUCE2, message)) => self.introduced(point, &message, clients),
+                    Ok(_) | Err(_) => return Left::Lost,
+                },
+                () = sleep_until(point.life.until()) => {}
+                Some(_) = clients.join_next() => {}
+            }
+        }
+        Left::Over
+    }
+}
+
+// A client that has introduced itself, until its circuit ends.
+
+/// Room for a client, and to build a circuit for it.
+struct Room {
+    client: OwnedSemaphorePermit,
+    building: OwnedSemaphorePermit,
+}
+
+/// A client, and where it waits.
+struct Waiting {
+    introduced: Introduced,
+    relay: Relay,
+    cookie: [u8; hoplite_wire::cell::onion_service::COOKIE],
+    control: Control,
+}
+
+impl Inner {
+    /// A message has come; nobody is told what becomes of it.
+    fn introduced(self: &Arc<Self>, point: &mut Point, message: &[u8], clients: &mut JoinSet<()>) {
+        if point.life.has_seen(message) {
+            self.counters.replayed.fetch_add(1, Relaxed);
+            return;
+        }
+        let Ok(waiting) = self.read(point, message) else {
+            self.counters.garbage.fetch_add(1, Relaxed);
+            return;
+        };
+        if point.life.introduced(message, waiting.cookie) == Verdict::Replayed {
+            self.counters.replayed.fetch_add(1, Relaxed);
+            return;
+        }
+        let Some(room) = self.room() else {
+            self.counters.limited.fetch_add(1, Relaxed);
+            return;
+        };
+        clients.spawn(Arc::clone(self).serve(waiting, room));
+    }
+
+    fn read(&self, point: &Point, message: &[u8]) -> Result<Waiting, Refused> {
+        let subcredentials = self.subcredentials.borrow().clone();
+        let (plaintext, introduced) = point.secret.introduced(message, &subcredentials)?;
+        let introduction = Introduction::parse(&plaintext).map_err(|_| Refused::Malformed)?;
+        let relay = super::relay(&introduction.specifiers, introduction.onion_key);
+        let control = if introduction.congestion_control && self.config.congestion_control {
+            let increment = SENDME_INCREMENT;
+            Control::Vegas { increment }
+        } else {
+            Control::Fixed
+        };
+        Ok(Waiting {
+            introduced,
+            relay: relay.ok_or(Refused::Malformed)?,
+            cookie: introduction.cookie,
+            control,
+        })
+    }
+
+    fn room(&self) -> Option<Room> {
+        let client = Arc::clone(&self.clients).try_acquire_owned().ok()?;
+        let building = Arc::clone(&self.building).try_acquire_owned().ok()?;
+        let begins = self.begun.lock().take(Instant::now());
+        begins.then_some(Room { client, building })
+    }
+
+    /// Goes to meet the client, and hands out its streams.
+    async fn serve(self: Arc<Self>, waiting: Waiting, room: Room) {
+        let Room {
+            client: _client,
+            building,
+        } = room;
+        let met = timeout(self.config.patience, self.meet(waiting)).await;
+        drop(building);
+        let Ok(Ok(circuit)) = met else {
+            self.counters.missed.fetch_add(1, Relaxed);
+            return;
+        };
+        self.counters.met.fetch_add(1, Relaxed);
+        let circuit = Arc::new(circuit);
+        let asked = || poll_fn(|cx| circuit.shared().lock().poll_asked(cx));
+        while let Ok((id, port)) = asked().await {
+            let request = StreamRequest::new(port, id, &circuit);
+            if self.requests.send(request).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn meet(&self, waiting: Waiting) -> Result<BuiltCircuit, Error> {
+        let conversation = self.reach(&waiting.relay).await?;
+        let (reply, seed) = waiting.introduced.answer().map_err(failure::broken)?;
+        let mut message = Vec::new();
+        Rendezvous1 {
+            cookie: waiting.cookie,
+            handshake: &reply,
+        }
+        .write(&mut message);
+        conversation.say(RelayCommand::RENDEZVOUS1, message).await?;
+        conversation.meet_client(seed, waiting.control).await?;
+        Ok(conversation.into_circuit())
+    }
+
+    async fn reach(&self, relay: &Relay) -> Result<Conversation, Error> {
+        let mut last = failure::late();
+        for _ in 0..self.config.attempts {
+            let built = async {
+                let path = self.builder.paths().path_to(relay).await?;
+                self.builder.converse(path).await
+            };
+            match built.await {
+                Ok(conversation) => return Ok(conversation),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner")
+            .field("counters", &self.counters)
+            .finish_non_exhaustive()
+    }
+}

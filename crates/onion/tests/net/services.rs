@@ -1,0 +1,585 @@
+//! A client of ours reaches a service of ours: what each sees, and what happens when relays fail or lie.
+
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use hoplite_crypto::onion::hs_ntor::{self, IntroductionKeys};
+use hoplite_onion::{
+    Config,
+    channel::{Dialer, Waiting},
+    onion_service::{
+        Client, ClientConfig, IntroductionPoint, KnownService, Service, ServiceConfig,
+    },
+    path::{self, CircuitUsage, Paths},
+    relay,
+};
+use hoplite_overlay::{Error, ErrorKind, Stream, Terms, memory::Network};
+use hoplite_testing::{soon, until};
+use hoplite_wire::cell::{
+    onion_service::{IntroduceStatus, Introduction, IntroductionRate, Rendezvous1},
+    relay::{RelayCommand, StreamId},
+};
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    sync::watch,
+};
+
+use crate::{
+    raw::{Heard, Raw},
+    support::{Kind, Net, known},
+    token,
+};
+
+const SUBCREDENTIAL: [u8; 32] = [0x5c; 32];
+const IDENTITY: [u8; 32] = [0x1d; 32];
+
+/// Any three relays that are there, one after another.
+struct Any {
+    relays: Mutex<Vec<path::Relay>>,
+    next: Mutex<Box<dyn FnMut() -> u64 + Send>>,
+}
+
+impl fmt::Debug for Any {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Any")
+    }
+}
+
+impl Paths for Any {
+    fn path<'a>(&'a self, _: &'a CircuitUsage) -> Waiting<'a, Result<Vec<path::Relay>, Error>> {
+        Box::pin(async {
+            let mut left = self.relays.lock().clone();
+            let mut next = self.next.lock();
+            let mut path = Vec::new();
+            while path.len() < 3 {
+                let at = usize::try_from(next() % left.len() as u64).expect("fits");
+                path.push(left.swap_remove(at));
+            }
+            Ok(path)
+        })
+    }
+}
+
+/// Relays, a service and a client.
+struct Scene {
+    net: Arc<Net>,
+    relays: Vec<Arc<relay::Relay>>,
+    paths: Arc<Any>,
+    service: Service,
+    points: watch::Receiver<Vec<IntroductionPoint>>,
+    client: Client,
+    _subcredentials: watch::Sender<Vec<[u8; 32]>>,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        Self::with(ServiceConfig::default(), ClientConfig::default()).await
+    }
+
+    async fn with(service: ServiceConfig, client: ClientConfig) -> Self {
+        let places = service.points;
+        let (net, network) = (Net::new(Duration::ZERO), Network::new(1));
+        let relays: Vec<_> = (1..=9).map(|n| net.relay(n, &network, |_| {})).collect();
+        let all = relays.iter().map(|relay| known(relay, Kind::default()));
+        let paths = Arc::new(Any {
+            relays: Mutex::new(all.collect()),
+            next: Mutex::new(Box::new(hoplite_testing::seeded(7))),
+        });
+        let (tell, subcredentials) = watch::channel(vec![[0; 32], SUBCREDENTIAL]);
+        let service = Service::start(
+            net.dialer(None),
+            Arc::clone(&paths) as Arc<dyn Paths>,
+            Config::default(),
+            service,
+            subcredentials,
+        );
+        let client = Client::new(
+            net.dialer(None),
+            Arc::clone(&paths) as Arc<dyn Paths>,
+            Config::default(),
+            client,
+        );
+        let points = service.points();
+        let scene = Self {
+            net,
+            relays,
+            paths,
+            service,
+            points,
+            client,
+            _subcredentials: tell,
+        };
+        scene.is_introduced(places).await;
+        scene
+    }
+
+    async fn is_introduced(&self, points: usize) {
+        let mut told = self.points.clone();
+        let is_so = |told: &Vec<IntroductionPoint>| told.len() >= points;
+        drop(soon(told.wait_for(is_so)).await.expect("a service"));
+    }
+
+    /// What the descriptor says now.
+    fn known(&self) -> KnownService {
+        KnownService {
+            identity: IDENTITY,
+            subcredential: SUBCREDENTIAL,
+            points: self.points.borrow().clone(),
+            sendme_increment: self.service.sendme_increment(),
+        }
+    }
+
+    /// A stream at both ends.
+    async fn stream(&mut self, terms: &Terms) -> (Stream, Stream) {
+        let known = self.known();
+        let (near, far) = soon(async {
+            tokio::join!(self.client.open_stream(&known, 80, terms), async {
+                self.service.accept().await.expect("a request").accept()
+            })
+        })
+        .await;
+        (near.expect("opens"), far)
+    }
+
+    /// A circuit of two hops to a relay, for who says what he likes.
+    async fn raw(&self, to: &path::Relay) -> Raw {
+        let first = self.paths.relays.lock();
+        let first = first.iter().find(|relay| relay.keys != to.keys);
+        let first = first.cloned().expect("a relay");
+        let dialer = self.net.dialer(None);
+        let channel = Dialer::channel(&*dialer, &first).await.expect("a channel");
+        let mut raw = Raw::new(&*channel, &first, false).await;
+        let whole = path::Relay {
+            ntor3: true,
+            ..to.clone()
+        };
+        raw.extend(&whole, false).await;
+        raw
+    }
+
+    /// A relay that is no introduction point.
+    fn elsewhere(&self) -> path::Relay {
+        let points = self.points.borrow();
+        let relays = self.paths.relays.lock();
+        let is_point = |relay: &path::Relay| {
+            points
+                .iter()
+                .any(|point| point.relay.keys.ed25519 == relay.keys.ed25519)
+        };
+        let found = relays.iter().find(|relay| !is_point(relay));
+        found.cloned().expect("more relays than points")
+    }
+
+    /// What introduces somebody who waits at `at` by `cookie`.
+    fn introduction(&self, at: &path::Relay, cookie: [u8; 20]) -> (hs_ntor::ClientState, Vec<u8>) {
+        let point = &self.points.borrow()[0];
+        let keys = IntroductionKeys {
+            auth: point.auth_key,
+            encryption: point.enc_key,
+            subcredential: SUBCREDENTIAL,
+        };
+        let introduction = Introduction {
+            cookie,
+            congestion_control: false,
+            onion_key: at.keys.onion,
+            specifiers: at.specifiers(),
+        };
+        hs_ntor::client(&keys, &introduction.write()).expect("begun")
+    }
+
+    /// Sends INTRODUCE1 to the first introduction point.
+    async fn introduce(&self, message: &[u8]) -> IntroduceStatus {
+        let point = self.points.borrow()[0].clone();
+        let mut raw = self.raw(&point.relay).await;
+        raw.say(RelayCommand::INTRODUCE1, 0, message).await;
+        let Heard::Message(1, RelayCommand::INTRODUCE_ACK, _, data, _) = raw.hear().await else {
+            panic!("no answer");
+        };
+        IntroduceStatus::parse(&data).expect("a status")
+    }
+
+    /// Somebody who waits at a rendezvous point.
+    async fn waiting(&self, at: &path::Relay, cookie: [u8; 20]) -> Raw {
+        let mut raw = self.raw(at).await;
+        raw.say(RelayCommand::ESTABLISH_RENDEZVOUS, 0, &cookie)
+            .await;
+        let heard = raw.hear().await;
+        let Heard::Message(1, RelayCommand::RENDEZVOUS_ESTABLISHED, ..) = heard else {
+            panic!("{heard:?}");
+        };
+        raw
+    }
+}
+
+async fn echo(near: &mut Stream, far: &mut Stream, bytes: usize) {
+    let sent: Vec<u8> = (0..bytes).map(|n| (n % 251) as u8).collect();
+    let (mut near_reads, mut near_writes) = tokio::io::split(near);
+    let there = async {
+        let mut got = vec![0; bytes];
+        far.read_exact(&mut got).await.expect("arrives");
+        far.write_all(&got).await.expect("open");
+    };
+    let back = async {
+        let mut got = vec![0; bytes];
+        near_reads.read_exact(&mut got).await.expect("comes back");
+        got
+    };
+    let there_and_back = async {
+        near_writes.write_all(&sent).await.expect("open");
+    };
+    let ((), (), got) = soon(async { tokio::join!(there_and_back, there, back) }).await;
+    assert!(got == sent, "other bytes came back");
+}
+
+#[tokio::test]
+async fn a_client_reaches_a_service_and_a_mebibyte_goes_both_ways() {
+    for congestion_control in [true, false] {
+        let config = ServiceConfig {
+            congestion_control,
+            ..ServiceConfig::default()
+        };
+        let mut scene = Scene::with(config, ClientConfig::default()).await;
+        let (near, far) = scene.stream(&Terms::default()).await;
+        let (mut near_reads, mut near_writes) = tokio::io::split(near);
+        let (mut far_reads, mut far_writes) = tokio::io::split(far);
+        let sent = vec![0x5a; 1 << 20];
+        let (mut up, mut down) = (vec![0; 1 << 20], vec![0; 1 << 20]);
+        let all = soon(async {
+            tokio::try_join!(
+                near_writes.write_all(&sent),
+                far_writes.write_all(&sent),
+                async { near_reads.read_exact(&mut down).await.map(drop) },
+                async { far_reads.read_exact(&mut up).await.map(drop) },
+            )
+        });
+        all.await.expect("both ways");
+        assert!(up == sent && down == sent);
+        assert_eq!(scene.service.counters().met.load(Relaxed), 1);
+    }
+}
+
+#[tokio::test]
+async fn the_streams_of_a_token_share_a_circuit_and_those_of_two_do_not() {
+    let mut scene = Scene::new().await;
+    let mut streams = Vec::new();
+    for n in [1, 1, 1, 2, 2, 3] {
+        streams.push(scene.stream(&token(n)).await);
+    }
+    assert_eq!(scene.service.counters().met.load(Relaxed), 3);
+    for (near, far) in &mut streams {
+        echo(near, far, 1000).await;
+    }
+    let joined: u64 = scene
+        .relays
+        .iter()
+        .map(|relay| relay.counters.joined.load(Relaxed))
+        .sum();
+    assert_eq!(joined, 3);
+}
+
+#[tokio::test]
+async fn a_stream_ends_when_either_end_ends_it() {
+    let mut scene = Scene::new().await;
+    let (near, mut far) = scene.stream(&Terms::default()).await;
+    drop(near);
+    assert_eq!(soon(far.read(&mut [0; 9])).await.expect("an end"), 0);
+    let (mut near, mut far) = scene.stream(&Terms::default()).await;
+    far.write_all(b"goodbye").await.expect("open");
+    far.shutdown().await.expect("open");
+    let mut got = Vec::new();
+    soon(near.read_to_end(&mut got))
+        .await
+        .expect("an orderly end");
+    assert_eq!(got, b"goodbye");
+}
+
+#[tokio::test]
+async fn a_client_that_is_refused_learns_nothing_but_that_and_may_ask_again() {
+    let mut scene = Scene::new().await;
+    let known = scene.known();
+    let terms = Terms::default();
+    let (refused, ()) = soon(async {
+        tokio::join!(scene.client.open_stream(&known, 22, &terms), async {
+            let request = scene.service.accept().await.expect("a request");
+            assert_eq!(request.port(), 22);
+            request.refuse();
+        })
+    })
+    .await;
+    let error = refused.expect_err("refused");
+    assert_eq!(
+        (error.kind(), error.reason()),
+        (ErrorKind::TargetFailed, None)
+    );
+    let (mut near, mut far) = scene.stream(&terms).await;
+    echo(&mut near, &mut far, 10).await;
+    assert_eq!(
+        scene.service.counters().met.load(Relaxed),
+        1,
+        "over the same circuit"
+    );
+}
+
+#[tokio::test]
+async fn a_client_that_tries_ports_can_be_cut_off_with_all_of_its_streams() {
+    let mut scene = Scene::new().await;
+    let terms = Terms::default();
+    let (mut near, _far) = scene.stream(&terms).await;
+    let known = scene.known();
+    let (refused, ()) = soon(async {
+        tokio::join!(scene.client.open_stream(&known, 22, &terms), async {
+            scene
+                .service
+                .accept()
+                .await
+                .expect("a request")
+                .close_circuit();
+        })
+    })
+    .await;
+    assert_eq!(refused.expect_err("closed").kind(), ErrorKind::PathFailed);
+    soon(near.read(&mut [0; 9])).await.expect_err("closed, too");
+}
+
+#[tokio::test]
+async fn when_the_rendezvous_point_dies_streams_end_at_both_ends_and_the_next_connect_works() {
+    let mut scene = Scene::new().await;
+    let terms = Terms::default();
+    let (mut near, mut far) = scene.stream(&terms).await;
+    let joined = |relay: &Arc<relay::Relay>| relay.counters.joined.load(Relaxed) > 0;
+    let at = scene
+        .relays
+        .iter()
+        .position(joined)
+        .expect("one joined them");
+    scene
+        .paths
+        .relays
+        .lock()
+        .retain(|relay| usize::from(relay.keys.ed25519[0]) != at + 1);
+    scene.net.kill(u8::try_from(at + 1).expect("fits"));
+    soon(near.read(&mut [0; 9])).await.expect_err("cut off");
+    soon(far.read(&mut [0; 9])).await.expect_err("cut off");
+    scene.is_introduced(3).await;
+    let (mut near, mut far) = scene.stream(&terms).await;
+    echo(&mut near, &mut far, 100).await;
+}
+
+#[tokio::test]
+async fn when_introduction_points_die_clients_take_the_others_and_the_service_new_ones() {
+    let mut scene = Scene::new().await;
+    let known = scene.known();
+    for dead in &known.points[..2] {
+        let n = dead.relay.keys.ed25519[0];
+        scene
+            .paths
+            .relays
+            .lock()
+            .retain(|relay| relay.keys.ed25519[0] != n);
+        scene.net.kill(n);
+    }
+    // By the old descriptor.
+    let terms = Terms::default();
+    let (near, mut far) = soon(async {
+        tokio::join!(scene.client.open_stream(&known, 80, &terms), async {
+            scene.service.accept().await.expect("a request").accept()
+        })
+    })
+    .await;
+    echo(&mut near.expect("opens"), &mut far, 100).await;
+    let mut points = scene.points.clone();
+    let dead: Vec<_> = known.points[..2]
+        .iter()
+        .map(|point| point.auth_key)
+        .collect();
+    let is_new = |now: &Vec<IntroductionPoint>| {
+        now.len() == 3 && now.iter().all(|point| !dead.contains(&point.auth_key))
+    };
+    drop(soon(points.wait_for(is_new)).await.expect("new points"));
+    let ids: std::collections::HashSet<_> = points
+        .borrow()
+        .iter()
+        .map(|point| point.relay.keys.ed25519)
+        .collect();
+    assert_eq!(ids.len(), 3, "at three relays");
+}
+
+#[tokio::test]
+async fn a_service_that_is_gone_is_not_reached_and_the_error_says_that_its_descriptor_is_old() {
+    let scene = Scene::new().await;
+    let known = scene.known();
+    drop(scene.service);
+    for relay in &scene.relays {
+        until(|| relay.circuits() == 0).await;
+    }
+    let error = soon(scene.client.open_stream(&known, 80, &Terms::default())).await;
+    let error = error.expect_err("nobody");
+    assert_eq!(error.kind(), ErrorKind::PathFailed);
+    assert!(error.to_string().contains("descriptor is old"), "{error}");
+}
+
+#[tokio::test]
+async fn an_introduction_that_comes_twice_or_a_cookie_is_answered_once() {
+    let scene = Scene::new().await;
+    let at = scene.elsewhere();
+    let mut first = scene.waiting(&at, [1; 20]).await;
+    let (state, message) = scene.introduction(&at, [1; 20]);
+    assert_eq!(scene.introduce(&message).await, IntroduceStatus::SUCCESS);
+    let Heard::Message(1, RelayCommand::RENDEZVOUS2, StreamId::CIRCUIT, reply, _) =
+        first.hear().await
+    else {
+        panic!("no service");
+    };
+    state.finish(&reply).expect("the service");
+    // Who has seen the message waits by the same cookie, where it has become free.
+    first
+        .circuit
+        .sender
+        .destroy(hoplite_wire::cell::circuit::DestroyReason::NONE);
+    let counters = scene.service.counters();
+    scene.introduce(&message).await;
+    until(|| counters.replayed.load(Relaxed) == 1).await;
+    let (_, again) = scene.introduction(&at, [1; 20]);
+    scene.introduce(&again).await;
+    until(|| counters.replayed.load(Relaxed) == 2).await;
+    assert_eq!(counters.met.load(Relaxed), 1);
+}
+
+#[tokio::test]
+async fn garbage_is_dropped_and_disturbs_nobody() {
+    let mut scene = Scene::new().await;
+    let at = scene.elsewhere();
+    let (_, message) = scene.introduction(&at, [1; 20]);
+    for change in [60, 100, message.len() - 1] {
+        let mut changed = message.clone();
+        changed[change] ^= 1;
+        assert_eq!(scene.introduce(&changed).await, IntroduceStatus::SUCCESS);
+    }
+    scene.introduce(&message[..60]).await;
+    // An introduction that is authentic and says nothing.
+    let point = scene.points.borrow()[0].clone();
+    let keys = IntroductionKeys {
+        auth: point.auth_key,
+        encryption: point.enc_key,
+        subcredential: SUBCREDENTIAL,
+    };
+    for plaintext in [&[0; 20][..], &[0; 190], b""] {
+        let (_, empty) = hs_ntor::client(&keys, plaintext).expect("begun");
+        scene.introduce(&empty).await;
+    }
+    until(|| scene.service.counters().garbage.load(Relaxed) == 7).await;
+    assert_eq!(*scene.points.borrow(), scene.known().points);
+    let (mut near, mut far) = scene.stream(&Terms::default()).await;
+    echo(&mut near, &mut far, 10).await;
+    assert_eq!(scene.service.counters().met.load(Relaxed), 1);
+}
+
+#[tokio::test]
+async fn a_flood_of_introductions_is_met_as_far_as_there_is_room() {
+    let config = ServiceConfig {
+        rendezvous: IntroductionRate {
+            per_second: 1,
+            burst: 3,
+        },
+        ..ServiceConfig::default()
+    };
+    let mut scene = Scene::with(config, ClientConfig::default()).await;
+    let (mut near, mut far) = scene.stream(&Terms::default()).await;
+    let at = scene.elsewhere();
+    let mut messages = Vec::new();
+    for n in 0..20 {
+        messages.push(scene.introduction(&at, [n; 20]).1);
+    }
+    for message in &messages {
+        scene.introduce(message).await;
+    }
+    let counters = scene.service.counters();
+    until(|| counters.limited.load(Relaxed) >= 10).await;
+    let begun = counters.met.load(Relaxed) + counters.missed.load(Relaxed);
+    assert!((1..=8).contains(&begun), "{begun}");
+    // Who was there before is served as before.
+    echo(&mut near, &mut far, 100_000).await;
+}
+
+#[tokio::test]
+async fn a_worn_out_introduction_point_gives_way_to_another() {
+    let config = ServiceConfig {
+        points: 1,
+        of_a_point: 2,
+        ..ServiceConfig::default()
+    };
+    let scene = Scene::with(config, ClientConfig::default()).await;
+    let first = scene.points.borrow()[0].clone();
+    let at = scene.elsewhere();
+    for n in 1..=2 {
+        let (_, message) = scene.introduction(&at, [n; 20]);
+        scene.introduce(&message).await;
+    }
+    let mut points = scene.points.clone();
+    let is_new = |now: &Vec<IntroductionPoint>| now.len() == 1 && now[0].auth_key != first.auth_key;
+    drop(soon(points.wait_for(is_new)).await.expect("another"));
+}
+
+/// Relay `elsewhere` pretends that the service has come.
+#[tokio::test]
+async fn a_client_believes_nobody_who_has_not_the_services_key() {
+    let scene = Scene::new().await;
+    let known = scene.known();
+    // Of an introduction point that nobody listens to, so that the service does not come.
+    let mut silent = known.clone();
+    let at = scene.elsewhere();
+    let key = hoplite_crypto::SigningKey::generate().expect("a key");
+    let mut listening = scene.raw(&at).await;
+    let asked = hoplite_crypto::onion::introduction::establish(&key, None, &listening.nonce);
+    listening
+        .say(RelayCommand::ESTABLISH_INTRO, 0, &asked)
+        .await;
+    let Heard::Message(1, RelayCommand::INTRO_ESTABLISHED, ..) = listening.hear().await else {
+        panic!("not established");
+    };
+    let secret = hoplite_crypto::onion::OnionKey::fresh_secret().expect("randomness");
+    let encryption = hoplite_crypto::onion::OnionKey::from_secret(&secret).expect("a key");
+    silent.points = vec![IntroductionPoint {
+        relay: at,
+        auth_key: key.public(),
+        enc_key: *encryption.public(),
+    }];
+    let secret = hs_ntor::IntroductionSecret::new(key.public(), encryption);
+    let terms = Terms::default();
+    let lie = async {
+        let heard = listening.hear().await;
+        let Heard::Message(1, RelayCommand::INTRODUCE2, _, message, _) = heard else {
+            panic!("{heard:?}");
+        };
+        let read = secret
+            .introduced(&message, &[SUBCREDENTIAL])
+            .expect("reads");
+        let (plaintext, introduced) = read;
+        let introduction = Introduction::parse(&plaintext).expect("reads");
+        let there =
+            hoplite_onion::onion_service::relay(&introduction.specifiers, introduction.onion_key);
+        let mut raw = scene.raw(&there.expect("a relay")).await;
+        let (mut reply, _) = introduced.answer().expect("answered");
+        reply[40] ^= 1;
+        let mut message = Vec::new();
+        Rendezvous1 {
+            cookie: introduction.cookie,
+            handshake: &reply,
+        }
+        .write(&mut message);
+        raw.say(RelayCommand::RENDEZVOUS1, 0, &message).await;
+        // The client has closed its circuit.
+        let heard = raw.hear().await;
+        assert!(
+            matches!(heard, Heard::Message(0, RelayCommand::TRUNCATED, ..)),
+            "{heard:?}"
+        );
+    };
+    let (opened, ()) =
+        soon(async { tokio::join!(scene.client.open_stream(&silent, 80, &terms), lie) }).await;
+    assert_eq!(opened.expect_err("a liar").kind(), ErrorKind::PathFailed);
+}
