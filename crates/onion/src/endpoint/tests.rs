@@ -672,3 +672,99 @@ fn the_largest_window_fits_into_what_a_reader_who_stands_still_may_have_waiting(
     let inbox = hoplite_channel::Config::default().inbox;
     assert!(inbox > cells + beside, "{inbox} cells at a relay");
 }
+
+// The ends of a circuit between a client and an onion service.
+
+fn met(control: Control) -> Pair {
+    let pair = Pair::new(Control::Fixed);
+    pair.client.lock().meet(Role::Client, control);
+    pair.exit.lock().meet(Role::Service, control);
+    pair
+}
+
+/// What the service is told next, at once.
+async fn asked(pair: &Pair) -> Option<Result<(StreamId, u16), Error>> {
+    now(|cx| pair.exit.lock().poll_asked(cx)).await
+}
+
+#[tokio::test]
+async fn a_client_asks_a_service_for_ports_and_streams_go_both_ways() {
+    for control in [Control::Fixed, VEGAS] {
+        let mut pair = met(control);
+        let id = pair.client.lock().begin_port(80).expect("room");
+        let mut near = Handle::new(&pair.client, id);
+        assert!(asked(&pair).await.is_none());
+        pair.settle();
+        let told = asked(&pair).await.expect("asked for").expect("open");
+        assert_eq!(told, (id, 80));
+        let mut far = Handle::new(&pair.exit, id);
+        pair.exit.lock().connected(id, None);
+        for _ in 0..50 {
+            near.write_all(&[3; 20_000]).await.expect("taken");
+            far.write_all(&[4; 20_000]).await.expect("taken");
+            pair.settle();
+            far.read_exact(&mut [0; 20_000]).await.expect("arrived");
+            near.read_exact(&mut [0; 20_000]).await.expect("arrived");
+            pair.settle();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_asks_a_service_for_anything_else_is_closed() {
+    let target = "192.0.2.1:80".parse().expect("valid");
+    let pair = met(VEGAS);
+    // A name and flags are passed over.
+    let begin = Message::Begin(Begin {
+        target,
+        flags: Flags::IPV6_OKAY,
+    });
+    let said = |message: &Message<'_>| message::control(message, StreamId(7), zeros).body;
+    let hears = |body| pair.exit.lock().handle_message(body, digest(0), at());
+    assert_eq!(hears(said(&begin)), Ok(()));
+    let told = asked(&pair).await.expect("asked for").expect("open");
+    assert_eq!(told, (StreamId(7), 80));
+    for message in [
+        begin,
+        Message::BeginDir,
+        Message::Resolve(Resolve("example.com")),
+        Message::Unknown(RelayCommand::BEGIN, b"no port"),
+        Message::Connected(Connected(None)),
+    ] {
+        hears(said(&message)).expect_err("not of a service");
+    }
+}
+
+#[tokio::test]
+async fn a_client_with_too_many_streams_is_refused_the_next_without_a_reason() {
+    let mut pair = met(VEGAS);
+    pair.exit.lock().limits.streams = 2;
+    let mut handles = Vec::new();
+    for _ in 0..3 {
+        let id = pair.client.lock().begin_port(80).expect("room");
+        handles.push(Handle::new(&pair.client, id));
+    }
+    pair.settle();
+    for handle in &mut handles[..2] {
+        assert!(now(|cx| handle.poll_said(cx)).await.is_none());
+    }
+    let refused = now(|cx| handles[2].poll_said(cx)).await.expect("refused");
+    let error = refused.expect_err("refused");
+    assert_eq!(
+        (error.kind(), error.reason()),
+        (ErrorKind::TargetFailed, None)
+    );
+}
+
+#[tokio::test]
+async fn whoever_waits_for_a_stream_is_told_that_the_circuit_has_closed() {
+    let pair = met(VEGAS);
+    let waits = tokio::spawn({
+        let exit = Arc::clone(&pair.exit);
+        async move { poll_fn(|cx| exit.lock().poll_asked(cx)).await }
+    });
+    tokio::task::yield_now().await;
+    pair.exit.lock().close(failure::late());
+    let told = hoplite_testing::soon(waits).await.expect("no panic");
+    assert_eq!(told.expect_err("closed").kind(), ErrorKind::TimedOut);
+}

@@ -68,9 +68,12 @@ pub struct Client {
     /// No new streams on a circuit that is older.
     lasts: Duration,
     config: ClientConfig,
-    slots: Mutex<HashMap<(Isolation, [u8; 32]), Arc<Slot>>>,
+    slots: Mutex<Slots>,
     failures: Mutex<Failures>,
 }
+
+/// By token, and by the service's identity.
+type Slots = HashMap<(Isolation, [u8; 32]), Arc<Slot>>;
 
 /// The circuit of one token to one service. Whoever builds it holds the lock, and others of the token wait.
 type Slot = tokio::sync::Mutex<Option<Arc<BuiltCircuit>>>;
@@ -94,12 +97,12 @@ impl Client {
     pub fn new(
         dialer: Arc<dyn Dialer>,
         paths: Arc<dyn Paths>,
-        circuits: client::Config,
+        circuits: &client::Config,
         config: ClientConfig,
     ) -> Self {
         Self {
             lasts: circuits.lasts,
-            builder: Builder::new(dialer, paths, circuits),
+            builder: Builder::new(dialer, paths, circuits.clone()),
             config,
             slots: Mutex::default(),
             failures: Mutex::default(),
@@ -144,7 +147,7 @@ impl Client {
         }
         // The last one takes no further streams, and ends with those that it has.
         *kept = None;
-        let circuit = Arc::new(self.connect(service).await?);
+        let circuit = Arc::new(Box::pin(self.connect(service)).await?);
         *kept = Some(Arc::clone(&circuit));
         Ok(circuit)
     }

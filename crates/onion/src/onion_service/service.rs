@@ -107,7 +107,7 @@ impl Default for ServiceConfig {
 /// What became of introductions.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Clients that were met: whether they were still there, they tell by a stream.
+    /// Clients that were gone to meet; whether they were still there, they tell by a stream.
     pub met: AtomicU64,
     /// What was not authentic or could not be read.
     pub garbage: AtomicU64,
@@ -145,11 +145,12 @@ struct Inner {
 }
 
 impl Service {
-    /// Begins to keep introduction points. `subcredentials` are those of the time periods that a descriptor is published for, two mostly.
+    /// Begins to keep introduction points, over what `paths` chooses and by the channels of `dialer`; `circuits` bounds what building one may take.
+    /// `subcredentials` are those of the time periods that a descriptor is published for, two mostly.
     pub fn start(
         dialer: Arc<dyn Dialer>,
         paths: Arc<dyn Paths>,
-        circuits: client::Config,
+        circuits: &client::Config,
         config: ServiceConfig,
         subcredentials: watch::Receiver<Vec<[u8; 32]>>,
     ) -> Self {
@@ -160,7 +161,7 @@ impl Service {
         let circuits = client::Config {
             streams: config.streams,
             idle: config.idle,
-            ..circuits
+            ..circuits.clone()
         };
         let rate = config.rendezvous;
         let inner = Arc::new(Inner {

@@ -215,6 +215,9 @@ async fn what_a_relay_may_not_say_ends_the_circuit() {
         (0, (relay::RelayCommand::EXTENDED2, vec![0, 1, 7])),
         (0, (relay::RelayCommand::EXTEND2, vec![0])),
         (0, (relay::RelayCommand::TRUNCATED, vec![1])),
+        (0, (relay::RelayCommand::RENDEZVOUS2, vec![7; 64])),
+        (0, (relay::RelayCommand::INTRODUCE2, vec![7; 200])),
+        (0, (relay::RelayCommand::INTRODUCE_ACK, vec![0, 0, 0])),
         (
             1,
             (

@@ -93,14 +93,14 @@ impl Scene {
         let service = Service::start(
             net.dialer(None),
             Arc::clone(&paths) as Arc<dyn Paths>,
-            Config::default(),
+            &Config::default(),
             service,
             subcredentials,
         );
         let client = Client::new(
             net.dialer(None),
             Arc::clone(&paths) as Arc<dyn Paths>,
-            Config::default(),
+            &Config::default(),
             client,
         );
         let points = service.points();
@@ -147,9 +147,11 @@ impl Scene {
 
     /// A circuit of two hops to a relay, for who says what he likes.
     async fn raw(&self, to: &path::Relay) -> Raw {
-        let first = self.paths.relays.lock();
-        let first = first.iter().find(|relay| relay.keys != to.keys);
-        let first = first.cloned().expect("a relay");
+        let first = {
+            let relays = self.paths.relays.lock();
+            let first = relays.iter().find(|relay| relay.keys != to.keys);
+            first.cloned().expect("a relay")
+        };
         let dialer = self.net.dialer(None);
         let channel = Dialer::channel(&*dialer, &first).await.expect("a channel");
         let mut raw = Raw::new(&*channel, &first, false).await;
@@ -216,7 +218,7 @@ impl Scene {
 }
 
 async fn echo(near: &mut Stream, far: &mut Stream, bytes: usize) {
-    let sent: Vec<u8> = (0..bytes).map(|n| (n % 251) as u8).collect();
+    let sent: Vec<u8> = (0..=250).cycle().take(bytes).collect();
     let (mut near_reads, mut near_writes) = tokio::io::split(near);
     let there = async {
         let mut got = vec![0; bytes];
@@ -259,6 +261,9 @@ async fn a_client_reaches_a_service_and_a_mebibyte_goes_both_ways() {
         all.await.expect("both ways");
         assert!(up == sent && down == sent);
         assert_eq!(scene.service.counters().met.load(Relaxed), 1);
+        let exits = |relay: &Arc<relay::Relay>| relay.counters.streams.load(Relaxed);
+        let streams: u64 = scene.relays.iter().map(exits).sum();
+        assert_eq!(streams, 0, "no relay saw a stream");
     }
 }
 
