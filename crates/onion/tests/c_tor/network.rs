@@ -2,9 +2,10 @@
 //! through its control port.
 
 use std::{
-    fs,
+    fs::{self, DirBuilder},
     io::Write,
     net::{Ipv4Addr, SocketAddr, TcpListener},
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -70,11 +71,18 @@ UseEntryGuards 0
 ConfluxEnabled 0
 ";
 
+/// How the network divides time.
+pub(crate) fn schedule() -> Schedule {
+    Schedule::testing(VOTING)
+}
+
 /// Running, and ended with the test.
 pub(crate) struct Network {
     relays: Vec<Relay>,
     control: BufReader<TcpStream>,
     socks: SocketAddr,
+    /// Where the client's keys for services are.
+    authorisations: PathBuf,
     _running: Running,
 }
 
@@ -106,7 +114,13 @@ impl Network {
                 .push(member.run(&[&authority, RELAY, kind, &ports]));
         }
         let client = Member::new(&home, 9);
-        running.children.push(client.run(&[&authority, CLIENT]));
+        let authorisations = home.join("authorisations");
+        let kept = DirBuilder::new().mode(0o700).create(&authorisations);
+        kept.unwrap();
+        let kept = format!("ClientOnionAuthDir {}\n", authorisations.display());
+        running
+            .children
+            .push(client.run(&[&authority, CLIENT, &kept]));
         for member in members.iter().chain([&client]) {
             limit(member.said("Bootstrapped 100%")).await;
         }
@@ -119,6 +133,7 @@ impl Network {
                 .collect(),
             control: BufReader::new(control.await.unwrap()),
             socks: opened("Opened Socks listener"),
+            authorisations,
             _running: running,
         };
         assert_eq!(network.ask("AUTHENTICATE").await, "250 OK");
@@ -154,7 +169,7 @@ impl Network {
             .args(["-u", "+%s", "-d", date])
             .output();
         let seconds = String::from_utf8(date.unwrap().stdout).unwrap();
-        Schedule::testing(VOTING).period(seconds.trim().parse().unwrap())
+        schedule().period(seconds.trim().parse().unwrap())
     }
 
     /// Has the client bring a descriptor to the directories that are responsible for it.
@@ -164,21 +179,13 @@ impl Network {
             .await
     }
 
-    /// Gives the client a key for this service.
+    /// Gives the client a key for this service in place of the one before, as a file, and has it forget what it could not open.
     pub(crate) async fn authorise(&mut self, service: &OnionAddress, client: &ClientSecret) {
-        // The file's base32 as the control port's base64.
         let file = client.file(service);
-        let key = file.trim().rsplit(':').next().expect("a key");
-        let command = format!("printf %s {key}==== | base32 -d | base64");
-        let key = Command::new("sh").args(["-c", &command]).output().unwrap();
-        let key = String::from_utf8(key.stdout).unwrap();
-        let command = format!(
-            "ONION_CLIENT_AUTH_ADD {} x25519:{}",
-            service.label(),
-            key.trim()
-        );
-        let answer = self.ask(&command).await;
-        assert!(answer.starts_with("25"), "{answer}");
+        fs::write(self.authorisations.join("a.auth_private"), file.as_bytes()).unwrap();
+        for signal in ["SIGNAL RELOAD", "SIGNAL NEWNYM"] {
+            assert_eq!(self.ask(signal).await, "250 OK");
+        }
     }
 
     /// What the client's SOCKS port says of a stream to this name.
