@@ -85,7 +85,7 @@ enum Made {
     /// A list, with the signatures that others gave to the same.
     List {
         body: String,
-        list: List,
+        list: Box<List>,
         signatures: BTreeMap<Key, Signature>,
         /// All of it.
         text: Bytes,
@@ -482,7 +482,7 @@ impl Period {
         self.made = Made::List {
             text: signed_text(&body, &signatures),
             body,
-            list,
+            list: Box::new(list),
             signatures,
         };
         Some(Event::Signed {
@@ -551,7 +551,7 @@ impl Period {
         }
         self.is_published = true;
         let signed = SignedList {
-            list: list.clone(),
+            list: (**list).clone(),
             signatures: signatures.clone(),
         };
         Some((signed, text.clone()))

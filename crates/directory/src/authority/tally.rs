@@ -18,15 +18,25 @@ pub(super) struct Relays {
     pub(super) hsdirs: BTreeSet<Key>,
 }
 
+/// What a vote or a list says beside its times.
+struct Said {
+    params: BTreeMap<String, u64>,
+    shared_random: SharedRandomLines,
+    relays: Relays,
+}
+
 /// An authority's own vote; `last` is the last list that it knows.
 pub(super) fn vote(config: &Config, last: Option<&List>, valid_after: u64, relays: Relays) -> List {
     let mut params = BTreeMap::from([(CAP.to_owned(), config.bandwidth_cap)]);
     if config.hsdir_interval > 0 {
         params.insert(hsdirs::INTERVAL.to_owned(), config.hsdir_interval);
     }
-    let shared_random = shared_random::voted(config, last, valid_after);
-    let own = with_times(Stage::Vote, config, valid_after);
-    with(own, params, shared_random, relays)
+    let said = Said {
+        params,
+        shared_random: shared_random::voted(config, last, valid_after),
+        relays,
+    };
+    with_times(Stage::Vote, config, valid_after, said)
 }
 
 /// What more than half of the *known* authorities have voted for, whoever else did not vote; the votes are by voter.
@@ -36,41 +46,33 @@ pub(super) fn agreed(votes: &BTreeMap<Key, &List>, config: &Config, valid_after:
     let votes: Vec<&List> = votes.values().copied().collect();
     let all = relays(&votes, known);
     let hsdirs = flagged(&votes, &all, known);
-    let list = with_times(Stage::List, config, valid_after);
-    let relays = Relays { all, hsdirs };
-    with(list, params(&votes, known), shared_random, relays)
-}
-
-fn with(
-    times: List,
-    params: BTreeMap<String, u64>,
-    shared_random: SharedRandomLines,
-    relays: Relays,
-) -> List {
-    let listed = relays.all.iter().take(RELAYS);
-    let serving = listed.filter(|relay| relay.descriptor.hsdir);
-    let mut hsdirs: BTreeSet<Key> = serving.map(|relay| relay.descriptor.identity).collect();
-    hsdirs.retain(|relay| relays.hsdirs.contains(relay));
-    List {
-        params,
+    let said = Said {
+        params: params(&votes, known),
         shared_random,
-        relays: relays.all.into_iter().take(RELAYS).collect(),
-        hsdirs,
-        ..times
-    }
+        relays: Relays { all, hsdirs },
+    };
+    with_times(Stage::List, config, valid_after, said)
 }
 
-fn with_times(stage: Stage, config: &Config, valid_after: u64) -> List {
+fn with_times(stage: Stage, config: &Config, valid_after: u64, said: Said) -> List {
     let uses = config.interval.saturating_mul(config.intervals.max(1));
+    let mut relays = said.relays.all;
+    relays.truncate(RELAYS);
+    // The flag goes with what the relay says in the form that is listed.
+    let serving = relays.iter().map(|relay| &relay.descriptor);
+    let serving = serving
+        .filter(|relay| relay.hsdir)
+        .map(|relay| relay.identity);
+    let hsdirs = serving.filter(|relay| said.relays.hsdirs.contains(relay));
     List {
         stage,
         valid_after,
         fresh_until: valid_after.saturating_add(config.interval.max(1)),
         valid_until: valid_after.saturating_add(uses.max(1)),
-        params: BTreeMap::new(),
-        shared_random: SharedRandomLines::default(),
-        relays: Vec::new(),
-        hsdirs: BTreeSet::new(),
+        params: said.params,
+        shared_random: said.shared_random,
+        hsdirs: hsdirs.collect(),
+        relays,
     }
 }
 

@@ -104,7 +104,9 @@ fn a_service_of_c_tor_publishes_where_we_look_for_its_descriptors() {
     let network = Network::read(consensus, certificates, microdescriptors, &trust, now);
     let network = network.expect("believed");
     let hsdirs = HsDirs::of_tor(&network, true);
-    assert_eq!(hsdirs.len(), 10);
+    assert_eq!(hsdirs.len(), 8);
+    let values = &network.shared_random;
+    assert!(values.current.is_some() && values.previous.is_some());
     let mut uploads = BTreeMap::<[u8; 32], BTreeSet<[u8; 20]>>::new();
     for line in include_str!("hsdirs/uploads").lines() {
         let (relay, key) = line.split_once(' ').expect("two words");
