@@ -25,7 +25,7 @@ pub use times::BuildTimes;
 
 pub(crate) use circuit::INCREMENTS;
 pub(crate) use conversation::{Conversation, Heard};
-pub(crate) use driver::Builder;
+pub(crate) use driver::{Builder, LastRelay};
 
 mod circuit;
 mod conversation;

@@ -439,13 +439,31 @@ struct State {
 
 type Building = Pin<Box<dyn Future<Output = Result<BuiltCircuit, (Error, usize)>> + Send>>;
 
+/// Who has chosen the last relay of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LastRelay {
+    /// Whoever chooses paths.
+    Ours,
+    /// A stranger. What becomes of it is not told to whoever chooses paths, and how long it takes is not learnt: or strangers would have us avoid
+    /// relays that are sound, and wait for those that are slow.
+    Strangers,
+}
+
 /// A circuit that is being built.
 struct Attempt {
     path: Vec<Relay>,
+    last: LastRelay,
     begun: Instant,
     /// How many hops stand.
     reached: Arc<AtomicUsize>,
     building: Building,
+}
+
+impl Attempt {
+    /// Whether this hop is a stranger's choice.
+    fn is_strange(&self, hop: usize) -> bool {
+        self.last == LastRelay::Strangers && hop + 1 >= self.path.len()
+    }
 }
 
 impl Builder {
@@ -473,7 +491,7 @@ impl Builder {
     ) -> Result<BuiltCircuit, Error> {
         let path = self.paths.path(usage).await?;
         path.last().into_iter().for_each(chosen);
-        self.build_over(path, None).await
+        self.build_over(path, LastRelay::Ours, None).await
     }
 
     /// Who chooses paths.
@@ -488,31 +506,41 @@ impl Builder {
     pub(crate) async fn converse(
         self: &Arc<Self>,
         path: Vec<Relay>,
+        last: LastRelay,
     ) -> Result<Conversation, Error> {
         let (listening, talk) = conversation::pair();
-        let circuit = self.build_over(path, Some(talk)).await?;
+        let circuit = self.build_over(path, last, Some(talk)).await?;
         listening.over(circuit).await
     }
 
     async fn build_over(
         self: &Arc<Self>,
         path: Vec<Relay>,
+        last: LastRelay,
         talk: Option<Talk>,
     ) -> Result<BuiltCircuit, Error> {
         let channel = self.dial(&path).await?;
-        let mut attempt = self.attempt(channel, path, talk);
+        let mut attempt = self.attempt(channel, path, last, talk);
         let limit = self.state().times.limit();
         let built = timeout(limit, &mut attempt.building).await;
         let took = attempt.begun.elapsed();
         match built {
             Ok(Ok(circuit)) => {
-                self.state().times.built(took);
+                if last == LastRelay::Ours {
+                    self.state().times.built(took);
+                }
                 self.tried(&attempt.path, Ok(()));
                 Ok(circuit)
+            }
+            Ok(Err((error, hop))) if attempt.is_strange(hop) => {
+                Err(failure::building(&error, &attempt.path, hop))
             }
             Ok(Err((error, hop))) => Err(self.failed(&attempt.path, &error, hop)),
             Err(_) => {
                 let hop = attempt.reached.load(Relaxed);
+                if attempt.is_strange(hop) {
+                    return Err(failure::building(&failure::late(), &attempt.path, hop));
+                }
                 let error = self.failed(&attempt.path, &failure::late(), hop);
                 self.late(attempt, hop);
                 Err(error)
@@ -536,7 +564,13 @@ impl Builder {
         dialled.map_err(|error| self.failed(path, &error, 0))
     }
 
-    fn attempt(&self, channel: Arc<dyn Channel>, path: Vec<Relay>, talk: Option<Talk>) -> Attempt {
+    fn attempt(
+        &self,
+        channel: Arc<dyn Channel>,
+        path: Vec<Relay>,
+        last: LastRelay,
+        talk: Option<Talk>,
+    ) -> Attempt {
         let reached = Arc::<AtomicUsize>::default();
         let (over, config, told) = (path.clone(), self.config.clone(), Arc::clone(&reached));
         let building = Box::pin(async move {
@@ -551,6 +585,7 @@ impl Builder {
         });
         Attempt {
             path,
+            last,
             begun: Instant::now(),
             reached,
             building,

@@ -25,7 +25,7 @@ use tokio::time::{Instant, timeout};
 use super::{IntroductionPoint, KnownService, path_that_avoids, shuffle};
 use crate::{
     channel::Dialer,
-    client::{self, Builder, BuiltCircuit, Conversation, Heard, INCREMENTS},
+    client::{self, Builder, BuiltCircuit, Conversation, Heard, INCREMENTS, LastRelay},
     endpoint::{Broken, io::Handle},
     failure,
     flow_control::Control,
@@ -216,7 +216,7 @@ impl Client {
     ) -> Result<BuiltCircuit, (Error, Option<Meeting>)> {
         let reached = async {
             let path = self.builder.paths().path_to(&point.relay).await?;
-            self.builder.converse(path).await
+            self.builder.converse(path, LastRelay::Strangers).await
         };
         let introducing = match reached.await {
             Ok(conversation) => conversation,
@@ -248,7 +248,7 @@ impl Client {
             .collect();
         let path = path_that_avoids(self.builder.paths(), &avoided).await?;
         let relay = path.last().cloned().ok_or_else(failure::late)?;
-        let mut conversation = self.builder.converse(path).await?;
+        let mut conversation = self.builder.converse(path, LastRelay::Ours).await?;
         let mut cookie = [0; COOKIE];
         crate::random(&mut cookie);
         let asked = conversation.say(RelayCommand::ESTABLISH_RENDEZVOUS, cookie.to_vec());

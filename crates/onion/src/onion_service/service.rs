@@ -20,13 +20,13 @@ use hoplite_crypto::{
     SigningKey,
     onion::{
         OnionKey, Refused,
-        hs_ntor::{Introduced, IntroductionSecret},
+        hs_ntor::{Introduced, IntroductionSecret, REPLY},
         introduction,
     },
 };
 use hoplite_overlay::{Error, ErrorKind, Stream};
 use hoplite_wire::cell::{
-    onion_service::{Introduction, IntroductionRate, Rendezvous1},
+    onion_service::{COOKIE, Introduction, IntroductionRate, Rendezvous1},
     relay::{End, EndReason, RelayCommand, StreamId},
 };
 use parking_lot::Mutex;
@@ -42,7 +42,7 @@ use super::{
 };
 use crate::{
     channel::Dialer,
-    client::{self, Builder, BuiltCircuit, Conversation, Heard},
+    client::{self, Builder, BuiltCircuit, Conversation, Heard, LastRelay},
     endpoint::io::Handle,
     failure,
     flow_control::Control,
@@ -296,8 +296,11 @@ impl fmt::Debug for StreamRequest {
 /// Pauses after failures, in seconds: the first is short, each is twice the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Circuits to one point that may fail one after another; then another point takes its place (`MAX_INTRO_POINT_CIRCUIT_RETRIES`).
+/// Circuits to one point that are tried after the first; then another point takes its place (`MAX_INTRO_POINT_CIRCUIT_RETRIES`). A point that
+/// could have a service build circuits as often as it likes would find its guards sooner or later.
 const RETRIES: u32 = 3;
+/// After a point that lasted less long there is a pause, too.
+const SHORT_LIFE: Duration = Duration::from_secs(60);
 
 /// A point with its keys, whatever circuit leads there.
 struct Point {
@@ -352,15 +355,17 @@ impl Inner {
         loop {
             match self.choose(place).await {
                 Ok((point, conversation)) => {
-                    pause = FIRST_PAUSE;
-                    self.keep_point(place, point, conversation, &mut clients)
-                        .await;
+                    let begun = Instant::now();
+                    let keeping = self.keep_point(place, point, conversation, &mut clients);
+                    if keeping.await == Left::Over || begun.elapsed() >= SHORT_LIFE {
+                        pause = FIRST_PAUSE;
+                        continue;
+                    }
                 }
-                Err(_) => {
-                    sleep(pause).await;
-                    pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
-                }
+                Err(_) => {}
             }
+            sleep(pause).await;
+            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
         }
     }
 
@@ -371,21 +376,22 @@ impl Inner {
         mut point: Point,
         mut conversation: Conversation,
         clients: &mut JoinSet<()>,
-    ) {
-        loop {
+    ) -> Left {
+        let mut retries = RETRIES;
+        let left = loop {
             self.publish(place, Some(point.published()));
             let left = self.listen(&mut point, &mut conversation, clients).await;
             drop(conversation);
-            let again = match left {
-                Left::Over => None,
-                Left::Lost => self.again(&point).await,
-            };
-            match again {
-                Some(again) => conversation = again,
-                None => break,
+            if left == Left::Over {
+                break left;
             }
-        }
+            match self.again(&point, &mut retries).await {
+                Some(again) => conversation = again,
+                None => break left,
+            }
+        };
         self.publish(place, None);
+        left
     }
 
     /// A new point, at a relay where no other is.
@@ -421,9 +427,12 @@ impl Inner {
     }
 
     /// Another circuit to a point that was lost: its descriptor stays right.
-    async fn again(&self, point: &Point) -> Option<Conversation> {
+    async fn again(&self, point: &Point, retries: &mut u32) -> Option<Conversation> {
         let mut pause = FIRST_PAUSE;
-        for _ in 0..RETRIES {
+        while let Some(left) = retries.checked_sub(1) {
+            *retries = left;
+            sleep(pause).await;
+            pause = pause.saturating_mul(2);
             let established = async {
                 let path = self.builder.paths().path_to(&point.relay).await?;
                 self.establish(point, path).await
@@ -431,15 +440,13 @@ impl Inner {
             if let Ok(conversation) = established.await {
                 return Some(conversation);
             }
-            sleep(pause).await;
-            pause = pause.saturating_mul(2);
         }
         None
     }
 
     /// Has the last relay of this path introduce the service.
     async fn establish(&self, point: &Point, path: Vec<Relay>) -> Result<Conversation, Error> {
-        let mut conversation = self.builder.converse(path).await?;
+        let mut conversation = self.builder.converse(path, LastRelay::Ours).await?;
         let rate = self.config.introductions;
         let message = introduction::establish(&point.auth, rate, conversation.nonce());
         let asked = conversation.say(RelayCommand::ESTABLISH_INTRO, message);
@@ -481,6 +488,9 @@ impl Inner {
 
 // A client that has introduced itself, until its circuit ends.
 
+/// Bytes of RENDEZVOUS1 (`HS_LEGACY_RENDEZVOUS_CELL_SIZE`).
+const RENDEZVOUS1: usize = 168;
+
 /// Room for a client, and to build a circuit for it.
 struct Room {
     client: OwnedSemaphorePermit,
@@ -491,7 +501,7 @@ struct Room {
 struct Waiting {
     introduced: Introduced,
     relay: Relay,
-    cookie: [u8; hoplite_wire::cell::onion_service::COOKIE],
+    cookie: [u8; COOKIE],
     control: Control,
 }
 
@@ -575,6 +585,10 @@ impl Inner {
             handshake: &reply,
         }
         .write(&mut message);
+        // As long as the version before had it, and as C tor's is: its length tells the rendezvous point nothing.
+        let mut padding = [0; RENDEZVOUS1 - COOKIE - REPLY];
+        crate::random(&mut padding);
+        message.extend_from_slice(&padding);
         conversation.say(RelayCommand::RENDEZVOUS1, message).await?;
         conversation.meet_client(seed, waiting.control).await?;
         Ok(conversation.into_circuit())
@@ -585,7 +599,7 @@ impl Inner {
         for _ in 0..self.config.attempts {
             let built = async {
                 let path = self.builder.paths().path_to(relay).await?;
-                self.builder.converse(path).await
+                self.builder.converse(path, LastRelay::Strangers).await
             };
             match built.await {
                 Ok(conversation) => return Ok(conversation),

@@ -41,6 +41,8 @@ const IDENTITY: [u8; 32] = [0x1d; 32];
 struct Any {
     relays: Mutex<Vec<path::Relay>>,
     next: Mutex<Box<dyn FnMut() -> u64 + Send>>,
+    /// Relays that are said to have failed.
+    blamed: Mutex<Vec<[u8; 32]>>,
 }
 
 impl fmt::Debug for Any {
@@ -61,6 +63,12 @@ impl Paths for Any {
             }
             Ok(path)
         })
+    }
+
+    fn tried(&self, path: &[path::Relay], outcome: Result<(), path::Failed>) {
+        if let Err(failed) = outcome {
+            self.blamed.lock().push(path[failed.hop].keys.ed25519);
+        }
     }
 }
 
@@ -88,6 +96,7 @@ impl Scene {
         let paths = Arc::new(Any {
             relays: Mutex::new(all.collect()),
             next: Mutex::new(Box::new(hoplite_testing::seeded(7))),
+            blamed: Mutex::default(),
         });
         let (tell, subcredentials) = watch::channel(vec![[0; 32], SUBCREDENTIAL]);
         let service = Service::start(
@@ -481,6 +490,18 @@ async fn garbage_is_dropped_and_disturbs_nobody() {
     let (mut near, mut far) = scene.stream(&Terms::default()).await;
     echo(&mut near, &mut far, 10).await;
     assert_eq!(scene.service.counters().met.load(Relaxed), 1);
+}
+
+/// Else whoever knows a service's address would choose the relays that it trusts.
+#[tokio::test]
+async fn a_client_who_sends_a_service_to_a_relay_with_a_wrong_key_has_nobody_blamed_for_it() {
+    let scene = Scene::new().await;
+    let mut at = scene.elsewhere();
+    at.keys.onion = scene.points.borrow()[0].enc_key;
+    let (_, message) = scene.introduction(&at, [1; 20]);
+    assert_eq!(scene.introduce(&message).await, IntroduceStatus::SUCCESS);
+    until(|| scene.service.counters().missed.load(Relaxed) == 1).await;
+    assert!(scene.paths.blamed.lock().is_empty());
 }
 
 #[tokio::test]
