@@ -1,7 +1,7 @@
 //! Hostile participants of a directory, from outside: an authority that shows each of the others something else, and who asks for too much.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     io::{Read, Write},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
@@ -11,7 +11,8 @@ use std::{
 
 use hoplite_crypto::{SigningKey, onion::rsa::sha256};
 use hoplite_wire::directory::{
-    Commitment, Commitments, Key, List, Signature, SignedDescriptor, SignedList, Stage,
+    Commitment, Commitments, Key, List, SharedRandomLines, Signature, SignedDescriptor, SignedList,
+    Stage,
 };
 use socket2::{Domain, Socket, Type};
 use zeroize::Zeroizing;
@@ -35,7 +36,9 @@ fn lie(at: u64, relays: Vec<SignedDescriptor>) -> (String, String) {
         fresh_until: at + INTERVAL,
         valid_until: at + 1000 * INTERVAL,
         params: BTreeMap::new(),
+        shared_random: SharedRandomLines::default(),
         relays,
+        hsdirs: BTreeSet::new(),
     };
     let voter = Key(liar().public());
     let vote = sha256(list.text().as_bytes());

@@ -326,7 +326,7 @@ fn a_list_with_shared_random_values_and_hsdirs_is_read_in_one_order_and_one_with
     for wrong in [
         format!("shared-random-current {b}\nshared-random-previous {a}\n"),
         format!("shared-random-current {b}\nshared-random-current {b}\n"),
-        format!("shared-random-current {}\n", &b[1..]),
+        format!("shared-random-current {b}A\n"),
         format!("shared-random-commit {key} {a}\nshared-random-commit {key} {a}\n"),
         format!("shared-random-commit {key}\n"),
         format!("shared-random-own {a} {b}\n"),

@@ -54,7 +54,9 @@ fn list(start: u64, mut relays: Vec<SignedDescriptor>, authority: u8) -> String 
         fresh_until: start + 3600,
         valid_until: start + 3 * 3600,
         params: [].into(),
+        shared_random: Default::default(),
         relays,
+        hsdirs: [].into(),
     };
     let key = key(authority);
     let signature = Signature(key.sign(list.text().as_bytes()));
