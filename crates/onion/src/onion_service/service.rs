@@ -353,16 +353,13 @@ impl Inner {
         let mut clients = JoinSet::new();
         let mut pause = FIRST_PAUSE;
         loop {
-            match self.choose(place).await {
-                Ok((point, conversation)) => {
-                    let begun = Instant::now();
-                    let keeping = self.keep_point(place, point, conversation, &mut clients);
-                    if keeping.await == Left::Over || begun.elapsed() >= SHORT_LIFE {
-                        pause = FIRST_PAUSE;
-                        continue;
-                    }
+            if let Ok((point, conversation)) = self.choose(place).await {
+                let begun = Instant::now();
+                let keeping = self.keep_point(place, point, conversation, &mut clients);
+                if keeping.await == Left::Over || begun.elapsed() >= SHORT_LIFE {
+                    pause = FIRST_PAUSE;
+                    continue;
                 }
-                Err(_) => {}
             }
             sleep(pause).await;
             pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
