@@ -26,8 +26,8 @@ pub(super) enum Order {
     Say(RelayCommand, Vec<u8>),
     /// RENDEZVOUS2 is to complete this handshake.
     Await(hs_ntor::ClientState, Control),
-    /// The client of this seed is one hop more.
-    MeetClient(Seed, Control),
+    /// Say this RENDEZVOUS1; the client of this seed is one hop more at once, before it can say anything.
+    MeetClient(Vec<u8>, Seed, Control),
 }
 
 /// What the driver has heard.
@@ -137,12 +137,18 @@ impl Conversation {
         self.order(Order::Await(state, control)).await
     }
 
-    /// The client of this seed is one hop more: its streams come.
+    /// Says RENDEZVOUS1. The client of this seed is one hop more then: its streams come.
     ///
     /// # Errors
     /// The circuit has closed.
-    pub(crate) async fn meet_client(&self, seed: Seed, control: Control) -> Result<(), Error> {
-        self.order(Order::MeetClient(seed, control)).await
+    pub(crate) async fn meet_client(
+        &self,
+        rendezvous1: Vec<u8>,
+        seed: Seed,
+        control: Control,
+    ) -> Result<(), Error> {
+        let order = Order::MeetClient(rendezvous1, seed, control);
+        self.order(order).await
     }
 
     /// What comes next.

@@ -15,7 +15,7 @@ use std::{
 
 use hoplite_crypto::onion::tor1::Party;
 use hoplite_overlay::{Error, ErrorKind};
-use hoplite_wire::cell::circuit::DestroyReason;
+use hoplite_wire::cell::{circuit::DestroyReason, relay::RelayCommand};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{SetOnce, oneshot},
@@ -260,7 +260,8 @@ impl Driver {
                 Poll::Ready(Some(Order::Await(state, control))) => {
                     self.circuit.await_service(state, control);
                 }
-                Poll::Ready(Some(Order::MeetClient(seed, control))) => {
+                Poll::Ready(Some(Order::MeetClient(rendezvous1, seed, control))) => {
+                    self.circuit.say(RelayCommand::RENDEZVOUS1, &rendezvous1)?;
                     let endpoint = &mut self.shared.lock();
                     self.circuit
                         .meet(&seed, Party::Service, control, endpoint)?;

@@ -186,8 +186,8 @@ impl Client {
         for point in points.iter().take(self.config.attempts) {
             // The rendezvous point of the last attempt will do, unless the service may be on its way there.
             let met = match meeting.take() {
-                Some(met) if !is_at(&met, point) => Ok(met),
-                _ => self.rendezvous_point(&service.points).await,
+                Some(met) => Ok(met),
+                None => self.rendezvous_point(&service.points).await,
             };
             let met = match met {
                 Ok(met) => met,
@@ -323,10 +323,6 @@ fn control(service: &KnownService) -> Control {
         Some(increment) if INCREMENTS.contains(&increment) => Control::Vegas { increment },
         _ => Control::Fixed,
     }
-}
-
-fn is_at(meeting: &Meeting, point: &IntroductionPoint) -> bool {
-    meeting.relay.keys.ed25519 == point.relay.keys.ed25519
 }
 
 /// Whether nobody waits for its circuit or has a stream on it.

@@ -586,8 +586,8 @@ impl Inner {
         let mut padding = [0; RENDEZVOUS1 - COOKIE - REPLY];
         crate::random(&mut padding);
         message.extend_from_slice(&padding);
-        conversation.say(RelayCommand::RENDEZVOUS1, message).await?;
-        conversation.meet_client(seed, waiting.control).await?;
+        let meeting = conversation.meet_client(message, seed, waiting.control);
+        meeting.await?;
         Ok(conversation.into_circuit())
     }
 
