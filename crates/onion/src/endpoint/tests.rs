@@ -719,19 +719,20 @@ async fn a_client_that_asks_a_service_for_anything_else_is_closed() {
         target,
         flags: Flags::IPV6_OKAY,
     });
-    let said = |message: &Message<'_>| message::control(message, StreamId(7), zeros).body;
+    let said =
+        |stream, message: &Message<'_>| message::control(message, StreamId(stream), zeros).body;
     let hears = |body| pair.exit.lock().handle_message(body, digest(0), at());
-    assert_eq!(hears(said(&begin)), Ok(()));
+    assert_eq!(hears(said(7, &begin)), Ok(()));
     let told = asked(&pair).await.expect("asked for").expect("open");
     assert_eq!(told, (StreamId(7), 80));
+    hears(said(7, &begin)).expect_err("there already");
     for message in [
-        begin,
         Message::BeginDir,
         Message::Resolve(Resolve("example.com")),
         Message::Unknown(RelayCommand::BEGIN, b"no port"),
         Message::Connected(Connected(None)),
     ] {
-        hears(said(&message)).expect_err("not of a service");
+        hears(said(8, &message)).expect_err("not of a service");
     }
 }
 

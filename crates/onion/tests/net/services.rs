@@ -423,6 +423,42 @@ async fn when_introduction_points_die_clients_take_the_others_and_the_service_ne
 }
 
 #[tokio::test]
+async fn an_introduction_point_that_was_only_lost_is_kept_with_its_keys() {
+    let config = ServiceConfig {
+        points: 1,
+        ..ServiceConfig::default()
+    };
+    let mut scene = Scene::with(config, ClientConfig::default()).await;
+    let known = scene.known();
+    let point = known.points[0].relay.keys.ed25519[0];
+    let on_the_way: Vec<u8> = (1..=9)
+        .zip(&scene.relays)
+        .filter(|(n, relay)| *n != point && relay.circuits() > 0)
+        .map(|(n, _)| n)
+        .collect();
+    assert_eq!(on_the_way.len(), 2);
+    for n in on_the_way {
+        let mut relays = scene.paths.relays.lock();
+        relays.retain(|relay| relay.keys.ed25519[0] != n);
+        drop(relays);
+        scene.net.kill(n);
+    }
+    let terms = Terms::default();
+    let reached = async {
+        loop {
+            match scene.client.open_stream(&known, 80, &terms).await {
+                Ok(stream) => return stream,
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    };
+    let accepted = async { scene.service.accept().await.expect("a request").accept() };
+    let (mut near, mut far) = soon(async { tokio::join!(reached, accepted) }).await;
+    echo(&mut near, &mut far, 100).await;
+    assert_eq!(*scene.points.borrow(), known.points);
+}
+
+#[tokio::test]
 async fn a_service_that_is_gone_is_not_reached_and_the_error_says_that_its_descriptor_is_old() {
     let scene = Scene::new().await;
     let known = scene.known();
