@@ -1,12 +1,16 @@
-//! One request to an authority over any overlay: HTTP/1.1 (RFC 9112) in the clear, as what is asked for is public and signed.
-//! Bounded in time and size.
+//! One request to an authority over any overlay, or to an HSDir over a stream to it: HTTP/1.1 (RFC 9112) in the clear, as what is asked for is public and
+//! signed. Bounded in time and size.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use hoplite_crypto::Proof;
 use hoplite_overlay::{Overlay, Stream, Terms};
-use hoplite_wire::{Target, directory::SignedDescriptor};
+use hoplite_wire::{
+    Target,
+    directory::SignedDescriptor,
+    tor::{hsdir_request::HsDirRequest, service_descriptor::DESCRIPTOR},
+};
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::{body::Incoming, client::conn::http1};
@@ -53,7 +57,7 @@ pub async fn fetch(
     most: usize,
     limit: Duration,
 ) -> Result<String, FetchError> {
-    let request = request(Method::GET, authority, path, Bytes::new());
+    let request = request(Method::GET, &authority.to_string(), path, Bytes::new());
     ask(overlay, authority, request, most, limit).await
 }
 
@@ -71,7 +75,7 @@ pub async fn upload(
     limit: Duration,
 ) -> Result<(), FetchError> {
     let (path, body) = ("/hoplite/descriptor", descriptor.to_string());
-    let mut request = request(Method::POST, authority, path, body.into());
+    let mut request = request(Method::POST, &authority.to_string(), path, body.into());
     if let Some(proof) = proof.and_then(|proof| proof.to_string().parse().ok()) {
         request.headers_mut().insert(PROOF, proof);
     }
@@ -80,13 +84,40 @@ pub async fn upload(
         .map(drop)
 }
 
-fn request(method: Method, authority: &Target, path: &str, body: Bytes) -> Request<Full<Bytes>> {
+/// Asks an HSDir over a stream to its directory for the descriptor of a blinded key. What comes is anything, no longer than a descriptor. The caller
+/// bounds the time.
+///
+/// # Errors
+/// [`FetchError`]; [`FetchError::is_not_found`]: it has none.
+pub async fn fetch_descriptor(stream: Stream, key: &[u8; 32]) -> Result<String, FetchError> {
+    let asked = HsDirRequest::Fetch(*key);
+    let request = request(Method::GET, "", &asked.target(), Bytes::new());
+    exchange(stream, request, DESCRIPTOR).await
+}
+
+/// Gives an HSDir a descriptor over a stream to its directory. The caller bounds the time.
+///
+/// # Errors
+/// [`FetchError`]; a refusal is a [`FetchError::Status`].
+pub async fn publish_descriptor(stream: Stream, descriptor: &str) -> Result<(), FetchError> {
+    let (asked, body) = (HsDirRequest::Publish, descriptor.to_owned());
+    let request = request(Method::POST, "", &asked.target(), body.into());
+    exchange(stream, request, COMPLAINT).await.map(drop)
+}
+
+impl FetchError {
+    /// The answer is that there is no such thing.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Status { status: 404, .. })
+    }
+}
+
+fn request(method: Method, host: &str, path: &str, body: Bytes) -> Request<Full<Bytes>> {
     let mut request = Request::new(Full::new(body));
     *request.method_mut() = method;
     // Paths are ours, made of ASCII letters and digits.
     *request.uri_mut() = path.parse().unwrap_or_default();
-    let host = authority.to_string().parse();
-    if let Ok(host) = host {
+    if let Ok(host) = host.parse() {
         request.headers_mut().insert(header::HOST, host);
     }
     let close = header::HeaderValue::from_static("close");

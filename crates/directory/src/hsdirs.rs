@@ -111,6 +111,11 @@ impl HsDirs {
         self.schedule
     }
 
+    /// From when the revisions of a service's two descriptors are counted, in seconds since 1970, in the order of [`HsDirs::uploads`].
+    pub fn counted_from(&self) -> [u64; 2] {
+        self.schedule.counted_from(self.valid_after)
+    }
+
     /// Where a client looks for a descriptor.
     pub fn fetches(&self) -> PlacedRing {
         self.ring(self.schedule.fetches(self.valid_after, &self.values))

@@ -23,7 +23,7 @@ pub mod tor;
 pub use authority::Authority;
 pub use check::{Refused, Trust, said_by_holder, sign_descriptor};
 pub use client::{Client, Heard, ListChecker, Offered};
-pub use fetch::{FetchError, PROOF, fetch, upload};
+pub use fetch::{FetchError, PROOF, fetch, fetch_descriptor, publish_descriptor, upload};
 pub use guards::{Guard, Guards};
 pub use hsdirs::{HsDirs, PlacedRing};
 pub use path_chooser::{AVOIDED, Moment, PathChooser};

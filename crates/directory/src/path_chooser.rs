@@ -2,7 +2,7 @@
 //! client and the simulator have one each. Pure: times and randomness are handed in.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::VecDeque,
     time::{Duration, Instant},
 };
 
@@ -223,6 +223,7 @@ impl PathChooser {
         now: Moment,
         random: Random<'_>,
     ) -> Result<Vec<&'a Descriptor>, NoPath> {
+        constraints.avoid.extend(constraints.beyond);
         let open = network.select_path(&constraints, random)?;
         let Some(guards) = self.guards.as_mut().filter(|_| constraints.hops > 1) else {
             return Ok(open);
@@ -230,7 +231,7 @@ impl PathChooser {
         // A relay that failed behind a guard may still be a guard itself: whether it can be reached, `Guards` knows.
         let mut unfit = match constraints.overlay {
             OverlayKind::Masque => constraints.avoid.clone(),
-            OverlayKind::Onion => HashSet::new(),
+            OverlayKind::Onion => constraints.beyond.into_iter().collect(),
         };
         loop {
             let asked = PathConstraints {
@@ -344,6 +345,37 @@ mod tests {
             path.expect("possible")[0]
         });
         assert_eq!(exits.collect::<Vec<_>>(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_circuit_to_the_guard_itself_has_another_guard_and_the_next_has_the_first_again() {
+        let relays = [1, 2, 3, 4, 5].map(|number| {
+            let onion = Some([number; 32]);
+            Descriptor {
+                onion,
+                ..relay(number, true, true, &number.to_string())
+            }
+        });
+        let network = Network::unsigned(relays.to_vec());
+        let mut chooser = PathChooser::guarded(Vec::new());
+        let mut seed = 0u64;
+        let mut path = |beyond: Option<Key>| {
+            let constraints = PathConstraints {
+                overlay: OverlayKind::Onion,
+                beyond,
+                ..hops(3)
+            };
+            seed += 1;
+            let random = &mut |most: u64| seed % most;
+            let path = chooser.select_circuit(&network, &constraints, false, now(), random);
+            let path = path.expect("possible").into_iter();
+            path.map(|relay| relay.identity).collect::<Vec<_>>()
+        };
+        let guard = path(None)[0];
+        for _ in 0..9 {
+            assert!(!path(Some(guard)).contains(&guard));
+            assert_eq!(path(None)[0], guard);
+        }
     }
 
     proptest! {
