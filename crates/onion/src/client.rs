@@ -1,7 +1,7 @@
 //! The client's end: circuits built over a path, and the overlay made of them.
 //! The binary hands it a [`Dialer`] and [`Paths`].
 
-use std::{future::poll_fn, net::IpAddr, sync::Arc, time::Duration};
+use std::{future::poll_fn, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use hoplite_channel::How;
 use hoplite_config::ConfigError;
@@ -63,6 +63,9 @@ pub struct Config {
     /// How many bytes of one circuit the first relay may send ahead over QUIC: by default 200 Mbit/s where it is 80 ms away. A circuit is no faster. Who
     /// makes the [`Dialer`] obeys it.
     pub window: u32,
+    /// A directory of keys of clients whom onion services have authorised (C tor's `*.auth_private`). Who makes the
+    /// [`Descriptors`](crate::onion_service::Descriptors) obeys it.
+    pub client_keys: Option<PathBuf>,
     /// The time that the channel to the first relay may take. No key.
     #[serde(skip)]
     pub dial: Duration,
@@ -88,6 +91,7 @@ impl Default for Config {
             isolated: 48,
             streams: limits.streams,
             window: 2 << 20,
+            client_keys: None,
             dial: Duration::from_secs(15),
             least_build: Duration::from_millis(1500),
             limits,

@@ -9,11 +9,18 @@
 //! The introduction point learns that somebody asks for a service that it knows by one key; the rendezvous point, that two circuits belong
 //! together, by 20 random bytes; neither who either of both is, nor anything that they say.
 //!
+//! Where a service is introduced at the time, its descriptor tells: a service's [`Publisher`] gives it to HSDirs, and a client's [`Descriptors`] look for
+//! it there. [`ServicesOverlay`] makes an overlay of all that a client needs.
+//!
 //! # Not in this room
-//! Which introduction points a service has at the time: its descriptor tells that, and who publishes or fetches it, tells this room
-//! ([`KnownService`], [`Service::points`]). Proof of work, Vanguards and single onion services are not built.
+//! Which relays keep descriptors, and how they are asked ([`ServiceDirectory`]). Proof of work, Vanguards and single onion services are not built.
 
-use std::{fmt, net::SocketAddr, sync::Arc};
+use std::{
+    fmt,
+    net::SocketAddr,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use hoplite_crypto::onion::{RelayKeys, identity::stand_in};
 use hoplite_overlay::{Error, ErrorKind};
@@ -22,11 +29,19 @@ use hoplite_wire::cell::circuit::LinkSpecifier;
 use crate::path::{CircuitUsage, Paths, Relay};
 
 mod client;
+mod descriptors;
+mod directory;
 mod introduction;
+mod overlay;
+mod publisher;
 mod service;
 
 pub use client::{Client, ClientConfig};
+pub use descriptors::{ClientKeys, Descriptors, DescriptorsConfig};
+pub use directory::{Destination, DirectoryCircuits, Placed, ServiceDirectory};
 pub use introduction::{Life, Verdict};
+pub use overlay::{Reach, ServicesOverlay};
+pub use publisher::{Published, Publisher, PublisherConfig};
 pub use service::{Counters, Service, ServiceConfig, StreamRequest};
 
 /// DATA cells that one SENDME of ours acknowledges on a circuit with congestion control: what a service's descriptor says (`flow-control`).
@@ -107,6 +122,12 @@ async fn path_that_avoids(paths: &dyn Paths, avoided: &[[u8; 32]]) -> Result<Vec
     }
     let doing = "choosing a path for an onion service: each ends where it must not";
     Err(Error::new(ErrorKind::PathFailed, doing))
+}
+
+/// The clock, in seconds since 1970.
+fn unix_time() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
 }
 
 /// A number that nobody can guess, from 0 up to below `most`.

@@ -514,6 +514,18 @@ impl Builder {
         listening.over(circuit).await
     }
 
+    /// A circuit over `path`, for streams.
+    ///
+    /// # Errors
+    /// A relay of it failed or was late.
+    pub(crate) async fn build_to(
+        self: &Arc<Self>,
+        path: Vec<Relay>,
+        last: LastRelay,
+    ) -> Result<BuiltCircuit, Error> {
+        self.build_over(path, last, None).await
+    }
+
     async fn build_over(
         self: &Arc<Self>,
         path: Vec<Relay>,

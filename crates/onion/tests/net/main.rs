@@ -7,6 +7,7 @@ mod hostile;
 mod liar;
 mod onion_services;
 mod paths;
+mod published;
 mod queued;
 mod raw;
 mod services;

@@ -38,8 +38,8 @@ const SUBCREDENTIAL: [u8; 32] = [0x5c; 32];
 const IDENTITY: [u8; 32] = [0x1d; 32];
 
 /// Any three relays that are there, one after another.
-struct Any {
-    relays: Mutex<Vec<path::Relay>>,
+pub(crate) struct Any {
+    pub(crate) relays: Mutex<Vec<path::Relay>>,
     next: Mutex<Box<dyn FnMut() -> u64 + Send>>,
     /// Relays that are said to have failed.
     blamed: Mutex<Vec<[u8; 32]>>,
@@ -73,14 +73,14 @@ impl Paths for Any {
 }
 
 /// Relays, a service and a client.
-struct Scene {
+pub(crate) struct Scene {
     net: Arc<Net>,
     relays: Vec<Arc<relay::Relay>>,
-    paths: Arc<Any>,
-    service: Service,
+    pub(crate) paths: Arc<Any>,
+    pub(crate) service: Service,
     points: watch::Receiver<Vec<IntroductionPoint>>,
     client: Client,
-    _subcredentials: watch::Sender<Vec<[u8; 32]>>,
+    _subcredentials: Option<watch::Sender<Vec<[u8; 32]>>>,
 }
 
 impl Scene {
@@ -89,6 +89,17 @@ impl Scene {
     }
 
     async fn with(service: ServiceConfig, client: ClientConfig) -> Self {
+        let (mut scene, tell) = Self::without_subcredentials(service, client).await;
+        tell.send_replace(vec![[0; 32], SUBCREDENTIAL]);
+        scene._subcredentials = Some(tell);
+        scene
+    }
+
+    /// With a service that nobody can introduce himself to yet.
+    pub(crate) async fn without_subcredentials(
+        service: ServiceConfig,
+        client: ClientConfig,
+    ) -> (Self, watch::Sender<Vec<[u8; 32]>>) {
         let places = service.points;
         let (net, network) = (Net::new(Duration::ZERO), Network::new(1));
         let relays: Vec<_> = (1..=9).map(|n| net.relay(n, &network, |_| {})).collect();
@@ -98,7 +109,7 @@ impl Scene {
             next: Mutex::new(Box::new(hoplite_testing::seeded(7))),
             blamed: Mutex::default(),
         });
-        let (tell, subcredentials) = watch::channel(vec![[0; 32], SUBCREDENTIAL]);
+        let (tell, subcredentials) = watch::channel(Vec::new());
         let service = Service::start(
             net.dialer(None),
             Arc::clone(&paths) as Arc<dyn Paths>,
@@ -120,10 +131,17 @@ impl Scene {
             service,
             points,
             client,
-            _subcredentials: tell,
+            _subcredentials: None,
         };
         scene.is_introduced(places).await;
-        scene
+        (scene, tell)
+    }
+
+    /// Another client.
+    pub(crate) fn second_client(&self) -> Client {
+        let paths = Arc::clone(&self.paths) as Arc<dyn Paths>;
+        let dialer = self.net.dialer(None);
+        Client::new(dialer, paths, &Config::default(), ClientConfig::default())
     }
 
     async fn is_introduced(&self, points: usize) {

@@ -1,0 +1,375 @@
+//! The descriptors that a client has: looked for at HSDirs, checked, opened and kept. [`Descriptors`] asks over circuits, [`Kept`] decides without I/O or
+//! clock. rend-spec-v3, "Fetching the hidden service descriptor", "Client behavior".
+//!
+//! An HSDir can say that it has nothing, give what it was given before, or answer garbage: then the next one is asked, each once, in an order that
+//! nobody can guess. It cannot give what the service has not signed, nor an older descriptor than the client has seen. How often a service is looked
+//! for is bounded, also where its points fail all the time, and so is how many are looked for at once: a web page can name as many as it likes.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
+
+use hoplite_crypto::onion::{
+    client_authorisation::ClientSecret,
+    descriptor::{Descriptor, DescriptorError, SignedDescriptor},
+    service_keys::{BlindedKey, OnionAddress},
+};
+use hoplite_overlay::{Error, ErrorKind, Reason};
+use hoplite_wire::{cell::circuit::LinkSpecifier, tor::service_descriptor::DESCRIPTOR};
+use parking_lot::Mutex;
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
+
+use super::{
+    IntroductionPoint, KnownService, directory::Placed, directory::ServiceDirectory, relay,
+    shuffle, unix_time,
+};
+use crate::path::Relay;
+
+/// Bounds of what a client asks and keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DescriptorsConfig {
+    /// HSDirs that are asked for one descriptor at most.
+    pub asked: usize,
+    /// The time that each of them may take, with the circuit to it.
+    pub answer: Duration,
+    /// One that had nothing new is not asked again for so long.
+    pub in_vain: Duration,
+    /// A service is looked for so often at most …
+    pub lookups: usize,
+    /// … in this time.
+    pub within: Duration,
+    /// Services that are looked for at once; others wait.
+    pub at_once: usize,
+    /// Services that are known; the one that was not asked for longest goes.
+    pub services: usize,
+    /// A descriptor is used so long at least, though its period may be over by this clock: by the list's it may not.
+    pub least: Duration,
+}
+
+impl Default for DescriptorsConfig {
+    fn default() -> Self {
+        Self {
+            asked: 6,
+            answer: Duration::from_secs(30),
+            in_vain: Duration::from_secs(30),
+            lookups: 4,
+            within: Duration::from_secs(120),
+            at_once: 8,
+            services: 256,
+            least: Duration::from_secs(300),
+        }
+    }
+}
+
+/// The keys of a client that services have authorised, by their addresses.
+pub type ClientKeys = HashMap<OnionAddress, ClientSecret>;
+
+/// Looks for descriptors and keeps them. Clones are the same one.
+#[derive(Clone)]
+pub struct Descriptors(Arc<Inner>);
+
+struct Inner {
+    directory: Arc<dyn ServiceDirectory>,
+    keys: ClientKeys,
+    config: DescriptorsConfig,
+    services: Mutex<HashMap<OnionAddress, Known>>,
+    looking: Semaphore,
+}
+
+/// When it was asked for last, and what is known. Whoever looks for it holds the lock.
+struct Known(Instant, Arc<tokio::sync::Mutex<Kept>>);
+
+impl Descriptors {
+    /// None yet. `keys` open those that are for authorised clients.
+    pub fn new(
+        directory: Arc<dyn ServiceDirectory>,
+        keys: ClientKeys,
+        config: DescriptorsConfig,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            directory,
+            keys,
+            config,
+            services: Mutex::default(),
+            looking: Semaphore::new(config.at_once.max(1)),
+        }))
+    }
+
+    /// How a service is reached, by the descriptor that is kept or is looked for now. That goes on if nobody waits for it any more: the next stream
+    /// needs it.
+    ///
+    /// # Errors
+    /// No HSDir has it ([`Reason::NameNotFound`]) or can be asked; it is for clients with other keys ([`ErrorKind::Forbidden`]); it was looked for too
+    /// often ([`Reason::Limit`]).
+    pub async fn service(&self, address: &OnionAddress) -> Result<Arc<KnownService>, Error> {
+        let (inner, address) = (Arc::clone(&self.0), *address);
+        let known = inner.known(&address);
+        let looking = tokio::spawn(async move {
+            let mut kept = known.lock().await;
+            inner.found(&address, &mut kept).await
+        });
+        looking.await.unwrap_or_else(|error| {
+            Err(Error::new(ErrorKind::Bug, "looking for an onion service").caused_by(error))
+        })
+    }
+
+    /// None of its introduction points leads there: a newer descriptor is looked for when it is asked for again.
+    pub async fn failed(&self, address: &OnionAddress, service: &KnownService) {
+        let known = self.0.known(address);
+        known.lock().await.failed(service);
+    }
+}
+
+impl Inner {
+    fn known(&self, address: &OnionAddress) -> Arc<tokio::sync::Mutex<Kept>> {
+        let mut services = self.services.lock();
+        if services.len() >= self.config.services.max(1) && !services.contains_key(address) {
+            let oldest = services.iter().min_by_key(|(_, known)| known.0);
+            let oldest = oldest.map(|(address, _)| *address);
+            oldest.map(|oldest| services.remove(&oldest));
+        }
+        let now = Instant::now();
+        let known = services
+            .entry(*address)
+            .or_insert_with(|| Known(now, Arc::default()));
+        known.0 = now;
+        Arc::clone(&known.1)
+    }
+
+    async fn found(
+        &self,
+        address: &OnionAddress,
+        kept: &mut Kept,
+    ) -> Result<Arc<KnownService>, Error> {
+        if let Some(service) = kept.usable(Instant::now()) {
+            return Ok(service);
+        }
+        let looked_for = if kept.may_look(Instant::now(), &self.config) {
+            self.look(address, kept).await
+        } else {
+            let doing = "looking for the descriptor of an onion service once more (try later)";
+            Err(Error::new(ErrorKind::PathFailed, doing).because(Reason::Limit))
+        };
+        // One whose points have failed is better than none: they may be back.
+        looked_for.or_else(|error| kept.last_resort(Instant::now()).ok_or(error))
+    }
+
+    async fn look(
+        &self,
+        address: &OnionAddress,
+        kept: &mut Kept,
+    ) -> Result<Arc<KnownService>, Error> {
+        let _turn = self.looking.acquire().await;
+        let placed = self.directory.looked_for(address)?;
+        let key = address.blinded(placed.period);
+        let mut hsdirs = kept.unasked(&placed, Instant::now());
+        shuffle(&mut hsdirs);
+        let mut last = not_found();
+        for hsdir in hsdirs.iter().take(self.config.asked) {
+            match self.ask(hsdir, address, &key, kept).await {
+                Ok(read) => return Ok(kept.keep(read, &placed, &self.config)),
+                // The service itself says so, and each HSDir would tell the same.
+                Err(error) if error.kind() == ErrorKind::Forbidden => return Err(error),
+                Err(error) => last = error,
+            }
+            kept.note(hsdir, Instant::now(), &self.config);
+        }
+        Err(last)
+    }
+
+    async fn ask(
+        &self,
+        hsdir: &Relay,
+        address: &OnionAddress,
+        key: &BlindedKey,
+        kept: &Kept,
+    ) -> Result<Read, Error> {
+        let asked = timeout(self.config.answer, self.directory.fetch(hsdir, key)).await;
+        let text = match asked {
+            Ok(Ok(text)) => text,
+            Ok(Err(error)) if error.reason() == Some(Reason::NameNotFound) => {
+                return Err(not_found());
+            }
+            Ok(Err(error)) => return Err(error),
+            Err(_) => {
+                let doing = "asking a relay for the descriptor of an onion service";
+                return Err(Error::new(ErrorKind::TimedOut, doing));
+            }
+        };
+        let now = unix_time();
+        let signed = SignedDescriptor::parse(&text, DESCRIPTOR, now).map_err(unusable)?;
+        if !kept.is_news(&signed) {
+            return Err(not_found());
+        }
+        let subcredential = address.subcredential(key);
+        let client = self.keys.get(address);
+        let opened = signed.open(key, &subcredential, client, now);
+        Ok(Read {
+            service: known(address, subcredential, &opened.map_err(unusable)?),
+            key: *key,
+            revision: signed.revision(),
+            lasts: lasts(&signed, now),
+            now,
+        })
+    }
+}
+
+fn not_found() -> Error {
+    let doing = "looking for an onion service whose descriptor no relay has (check the address; or the service is down)";
+    Error::new(ErrorKind::TargetFailed, doing).because(Reason::NameNotFound)
+}
+
+fn unusable(why: DescriptorError) -> Error {
+    match why {
+        DescriptorError::NeedsAuthorisation | DescriptorError::NotAuthorised => {
+            let doing = format!("opening the descriptor of an onion service: {why}");
+            Error::new(ErrorKind::Forbidden, doing)
+        }
+        why => {
+            let doing = "reading the descriptor of an onion service";
+            Error::new(ErrorKind::PathFailed, doing).caused_by(why)
+        }
+    }
+}
+
+/// Of the lifetime and the certificate's time, what is over first.
+fn lasts(signed: &SignedDescriptor, now: u64) -> Duration {
+    let lifetime = u64::from(signed.lifetime()).saturating_mul(60);
+    Duration::from_secs(lifetime.min(signed.expires().saturating_sub(now)))
+}
+
+fn known(
+    address: &OnionAddress,
+    subcredential: [u8; 32],
+    descriptor: &Descriptor,
+) -> Arc<KnownService> {
+    let points = descriptor.points.iter().filter_map(|point| {
+        let specifiers = LinkSpecifier::parse_all(&point.link_specifiers).ok()?;
+        Some(IntroductionPoint {
+            relay: relay(&specifiers, point.onion_key)?,
+            auth_key: point.auth_key,
+            enc_key: point.enc_key,
+        })
+    });
+    Arc::new(KnownService {
+        identity: *address.key(),
+        subcredential,
+        points: points.collect(),
+        sendme_increment: descriptor.congestion_control,
+    })
+}
+
+/// A descriptor that was opened.
+struct Read {
+    service: Arc<KnownService>,
+    key: BlindedKey,
+    revision: u64,
+    /// How long it may be used.
+    lasts: Duration,
+    /// When it was read, in seconds since 1970.
+    now: u64,
+}
+
+/// What a client knows of one service.
+#[derive(Default)]
+struct Kept {
+    descriptor: Option<KeptDescriptor>,
+    /// HSDirs that had nothing new, until when.
+    in_vain: HashMap<[u8; 32], Instant>,
+    /// When it was looked for.
+    lookups: VecDeque<Instant>,
+}
+
+struct KeptDescriptor {
+    read: Read,
+    until: Instant,
+    has_failed: bool,
+}
+
+impl Kept {
+    fn last_resort(&self, now: Instant) -> Option<Arc<KnownService>> {
+        let kept = self.descriptor.as_ref().filter(|kept| now < kept.until);
+        kept.map(|kept| Arc::clone(&kept.read.service))
+    }
+
+    fn usable(&self, now: Instant) -> Option<Arc<KnownService>> {
+        let has_failed = self.descriptor.as_ref().is_none_or(|kept| kept.has_failed);
+        self.last_resort(now).filter(|_| !has_failed)
+    }
+
+    fn failed(&mut self, service: &KnownService) {
+        if let Some(kept) = &mut self.descriptor {
+            kept.has_failed |= *kept.read.service == *service;
+        }
+    }
+
+    /// Whether it may be looked for now; then it counts as that.
+    fn may_look(&mut self, now: Instant, config: &DescriptorsConfig) -> bool {
+        let is_over = |begun: &&Instant| now.saturating_duration_since(**begun) >= config.within;
+        while self.lookups.front().filter(is_over).is_some() {
+            self.lookups.pop_front();
+        }
+        let may = self.lookups.len() < config.lookups;
+        if may {
+            self.lookups.push_back(now);
+        }
+        may
+    }
+
+    fn unasked(&mut self, placed: &Placed, now: Instant) -> Vec<Relay> {
+        self.in_vain.retain(|_, until| *until > now);
+        let unasked = |hsdir: &&Relay| !self.in_vain.contains_key(&hsdir.keys.ed25519);
+        placed.hsdirs.iter().filter(unasked).cloned().collect()
+    }
+
+    fn note(&mut self, hsdir: &Relay, now: Instant, config: &DescriptorsConfig) {
+        self.in_vain
+            .insert(hsdir.keys.ed25519, now + config.in_vain);
+    }
+
+    /// An HSDir may give an old one, of which nobody may be made to use the points again; where the kept one's have failed, the same is as good as none.
+    fn is_news(&self, signed: &SignedDescriptor) -> bool {
+        self.is_newer(&signed.key(), signed.revision())
+    }
+
+    fn is_newer(&self, key: &BlindedKey, revision: u64) -> bool {
+        let of_the_key = self.descriptor.as_ref();
+        let of_the_key = of_the_key.filter(|kept| kept.read.key == *key);
+        of_the_key.is_none_or(|kept| {
+            revision > kept.read.revision || revision == kept.read.revision && !kept.has_failed
+        })
+    }
+
+    fn keep(
+        &mut self,
+        read: Read,
+        placed: &Placed,
+        config: &DescriptorsConfig,
+    ) -> Arc<KnownService> {
+        let period = Duration::from_secs(placed.ends.saturating_sub(read.now));
+        let lasts = read.lasts.min(period.max(config.least));
+        let service = Arc::clone(&read.service);
+        self.in_vain.clear();
+        self.descriptor = Some(KeptDescriptor {
+            read,
+            until: Instant::now() + lasts,
+            has_failed: false,
+        });
+        service
+    }
+}
+
+impl fmt::Debug for Descriptors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Descriptors({} services)", self.0.services.lock().len())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,297 @@
+use hoplite_crypto::{
+    SigningKey,
+    onion::{
+        OnionKey,
+        client_authorisation::ClientKey,
+        descriptor::{self, Publication},
+        service_keys::ServiceIdentity,
+        time_period::TimePeriod,
+    },
+};
+use hoplite_wire::tor::service_descriptor::LIFETIME;
+
+use super::*;
+use crate::{channel::Waiting, onion_service::directory::Destination};
+
+const PERIOD: TimePeriod = TimePeriod {
+    number: 20_000,
+    minutes: 1440,
+};
+
+fn hsdir(n: u8) -> Relay {
+    let specifiers = [
+        LinkSpecifier::Ipv4("192.0.2.1:9001".parse().expect("an address")),
+        LinkSpecifier::Ed25519([n; 32]),
+    ];
+    relay(&specifiers, [n; 32]).expect("a relay")
+}
+
+/// A descriptor with one introduction point, at the relay of this number.
+fn text(
+    identity: &ServiceIdentity,
+    point: u8,
+    revision: u64,
+    authorised: &[ClientKey],
+) -> Arc<str> {
+    let key = identity.blinded(PERIOD);
+    let mut link_specifiers = Vec::new();
+    LinkSpecifier::write_all(&hsdir(point).specifiers(), &mut link_specifiers);
+    let secret = OnionKey::fresh_secret().expect("a key");
+    let descriptor = Descriptor {
+        points: vec![descriptor::IntroductionPoint {
+            link_specifiers,
+            onion_key: [point; 32],
+            auth_key: SigningKey::generate().expect("a key").public(),
+            enc_key: *OnionKey::from_secret(&secret).expect("a key").public(),
+        }],
+        ..Descriptor::default()
+    };
+    let publication = Publication {
+        subcredential: identity.address().subcredential(&key.public()),
+        key: &key,
+        signing: &SigningKey::generate().expect("a key"),
+        revision,
+        lifetime: LIFETIME,
+        authorised,
+        now: unix_time(),
+        most: DESCRIPTOR,
+    };
+    descriptor.publish(&publication).expect("fits").into()
+}
+
+/// What each HSDir answers; nothing: it has no such thing.
+#[derive(Debug, Default)]
+struct Shelf {
+    answers: Mutex<HashMap<u8, Arc<str>>>,
+    asked: Mutex<Vec<u8>>,
+}
+
+impl Shelf {
+    fn has(&self, hsdir: u8, text: &Arc<str>) {
+        self.answers.lock().insert(hsdir, Arc::clone(text));
+    }
+
+    /// Who was asked since.
+    fn asked(&self) -> Vec<u8> {
+        let mut asked = std::mem::take(&mut *self.asked.lock());
+        asked.sort_unstable();
+        asked
+    }
+}
+
+impl ServiceDirectory for Shelf {
+    fn looked_for(&self, _: &OnionAddress) -> Result<Placed, Error> {
+        Ok(Placed {
+            period: PERIOD,
+            ends: unix_time() + 3600,
+            hsdirs: (1..=6).map(hsdir).collect(),
+        })
+    }
+
+    fn published(&self, _: &OnionAddress) -> Result<[Destination; 2], Error> {
+        Err(Error::new(ErrorKind::Bug, "a client publishes nothing"))
+    }
+
+    fn fetch<'a>(
+        &'a self,
+        hsdir: &'a Relay,
+        _: &'a BlindedKey,
+    ) -> Waiting<'a, Result<String, Error>> {
+        let number = hsdir.keys.ed25519[0];
+        self.asked.lock().push(number);
+        let found = self.answers.lock().get(&number).cloned();
+        Box::pin(async move {
+            let missing = Error::new(ErrorKind::TargetFailed, "a test");
+            let found = found.ok_or_else(|| missing.because(Reason::NameNotFound));
+            found.map(|text| text.to_string())
+        })
+    }
+
+    fn publish<'a>(&'a self, _: &'a Relay, _: Arc<str>) -> Waiting<'a, Result<(), Error>> {
+        Box::pin(async { Err(Error::new(ErrorKind::Bug, "a client publishes nothing")) })
+    }
+}
+
+struct Scene {
+    shelf: Arc<Shelf>,
+    identity: ServiceIdentity,
+    descriptors: Descriptors,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self::with(
+            ServiceIdentity::generate().expect("a key"),
+            ClientKeys::default(),
+        )
+    }
+
+    fn with(identity: ServiceIdentity, keys: ClientKeys) -> Self {
+        let shelf = Arc::<Shelf>::default();
+        let directory = Arc::clone(&shelf) as Arc<dyn ServiceDirectory>;
+        Self {
+            descriptors: Descriptors::new(directory, keys, DescriptorsConfig::default()),
+            shelf,
+            identity,
+        }
+    }
+
+    async fn look(&self) -> Result<Arc<KnownService>, Error> {
+        self.descriptors.service(&self.identity.address()).await
+    }
+
+    /// The relay of the only introduction point that is known.
+    async fn point(&self) -> u8 {
+        let known = self.look().await.expect("found");
+        assert_eq!(known.points.len(), 1);
+        known.points[0].relay.keys.ed25519[0]
+    }
+
+    async fn failed(&self) {
+        let known = self.look().await.expect("kept");
+        let address = self.identity.address();
+        self.descriptors.failed(&address, &known).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_honest_hsdir_among_liars_is_enough_and_each_is_asked_once_at_most() {
+    for _ in 0..8 {
+        let scene = Scene::new();
+        let stranger = ServiceIdentity::generate().expect("a key");
+        let right = text(&scene.identity, 9, 5, &[]);
+        scene.shelf.has(1, &"garbage".into());
+        scene.shelf.has(2, &text(&stranger, 8, 5, &[]));
+        scene
+            .shelf
+            .has(3, &right.replacen("lifetime 180", "lifetime 181", 1).into());
+        scene.shelf.has(4, &right);
+        assert_eq!(scene.point().await, 9);
+        let asked = scene.shelf.asked();
+        let mut once = asked.clone();
+        once.dedup();
+        assert_eq!(asked, once);
+        assert_eq!(scene.point().await, 9);
+        assert_eq!(scene.shelf.asked(), [], "it is kept");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_nobody_has_is_looked_for_at_all_hsdirs_and_then_not_for_a_while() {
+    let scene = Scene::new();
+    for expected in [vec![1, 2, 3, 4, 5, 6], Vec::new()] {
+        let error = scene.look().await.expect_err("nowhere");
+        let reason = (error.kind(), error.reason());
+        assert_eq!(
+            reason,
+            (ErrorKind::TargetFailed, Some(Reason::NameNotFound))
+        );
+        assert_eq!(scene.shelf.asked(), expected);
+    }
+    tokio::time::advance(DescriptorsConfig::default().in_vain).await;
+    scene.shelf.has(2, &text(&scene.identity, 9, 5, &[]));
+    assert_eq!(scene.point().await, 9);
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_points_fail_a_newer_descriptor_is_looked_for_and_an_older_one_never_taken() {
+    let scene = Scene::new();
+    let first = text(&scene.identity, 7, 5, &[]);
+    (1..=6).for_each(|n| scene.shelf.has(n, &first));
+    assert_eq!(scene.point().await, 7);
+    scene.shelf.asked();
+    scene.failed().await;
+    // An older one, of an HSDir that would have an old point used.
+    let older = text(&scene.identity, 6, 4, &[]);
+    (1..=5).for_each(|n| scene.shelf.has(n, &older));
+    assert_eq!(scene.point().await, 7, "the last one is better than none");
+    assert_eq!(scene.shelf.asked(), [1, 2, 3, 4, 5, 6]);
+    tokio::time::advance(DescriptorsConfig::default().in_vain).await;
+    scene.shelf.has(5, &text(&scene.identity, 9, 6, &[]));
+    assert_eq!(scene.point().await, 9);
+    let before = scene.shelf.asked().len();
+    assert_eq!((scene.point().await, scene.shelf.asked()), (9, Vec::new()));
+    assert!(before <= 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_whose_points_fail_all_the_time_is_not_looked_for_all_the_time() {
+    let scene = Scene::new();
+    let config = DescriptorsConfig::default();
+    let same = text(&scene.identity, 7, 5, &[]);
+    (1..=6).for_each(|n| scene.shelf.has(n, &same));
+    let mut asked = 0;
+    for second in 0..240 {
+        if second > 0 {
+            scene.failed().await;
+        }
+        assert_eq!(scene.point().await, 7);
+        asked += scene.shelf.asked().len();
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    let most = 2 * config.lookups * config.asked;
+    assert!(asked <= most, "{asked} of {most}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_descriptor_for_others_is_refused_by_the_first_hsdir_that_has_it_and_opened_with_the_key()
+{
+    let secret = ClientSecret::generate().expect("a key");
+    let identity = ServiceIdentity::generate().expect("a key");
+    for (keys, may) in [
+        (ClientKeys::default(), false),
+        (
+            ClientKeys::from([(identity.address(), ClientSecret::generate().expect("a key"))]),
+            false,
+        ),
+        (
+            ClientKeys::from([(identity.address(), secret.clone())]),
+            true,
+        ),
+    ] {
+        let scene = Scene::with(identity.clone(), keys);
+        let text = text(&identity, 9, 5, &[secret.public()]);
+        (1..=6).for_each(|n| scene.shelf.has(n, &text));
+        let found = scene.look().await;
+        assert_eq!(scene.shelf.asked().len(), 1);
+        match found {
+            Ok(_) => assert!(may),
+            Err(error) => {
+                assert!(!may);
+                assert_eq!(error.kind(), ErrorKind::Forbidden);
+                assert!(error.to_string().contains("authorised"), "{error}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_descriptor_is_used_until_its_period_is_over() {
+    let scene = Scene::new();
+    scene.shelf.has(1, &text(&scene.identity, 7, 5, &[]));
+    assert_eq!(scene.point().await, 7);
+    scene.shelf.asked();
+    tokio::time::advance(Duration::from_secs(3500)).await;
+    assert_eq!(scene.point().await, 7);
+    assert_eq!(scene.shelf.asked(), []);
+    scene.shelf.has(1, &text(&scene.identity, 8, 6, &[]));
+    tokio::time::advance(Duration::from_secs(200)).await;
+    assert_eq!(scene.point().await, 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_services_are_remembered_than_there_is_room_for() {
+    let scene = Scene::new();
+    let config = DescriptorsConfig {
+        services: 3,
+        ..DescriptorsConfig::default()
+    };
+    let directory = Arc::clone(&scene.shelf) as Arc<dyn ServiceDirectory>;
+    let descriptors = Descriptors::new(directory, ClientKeys::default(), config);
+    for _ in 0..9 {
+        let other = ServiceIdentity::generate().expect("a key").address();
+        assert!(descriptors.service(&other).await.is_err());
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(format!("{descriptors:?}"), "Descriptors(3 services)");
+}

@@ -1,0 +1,169 @@
+//! Circuits as an overlay that leads to onion services, too: a name under `.onion` is the address of a service, and no exit is ever told of it, also
+//! where it is none. RFC 7686, §2; rend-spec-v3, "Encoding onion addresses".
+
+use std::{net::IpAddr, sync::Arc};
+
+use hoplite_crypto::onion::service_keys::OnionAddress;
+use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms};
+use hoplite_wire::{Host, Target, special};
+
+use super::{Client, Descriptors, KnownService};
+
+/// What services are reached by.
+#[derive(Debug)]
+pub struct Reach {
+    /// Circuits to them.
+    pub client: Client,
+    /// Where they are introduced.
+    pub descriptors: Descriptors,
+}
+
+/// An overlay whose streams also lead to onion services, if there is what they are reached by.
+#[derive(Debug)]
+pub struct ServicesOverlay {
+    below: Arc<dyn Overlay>,
+    reach: Option<Reach>,
+}
+
+impl ServicesOverlay {
+    /// Everything but names under `.onion` goes to `below`. Without `reach` those are refused: whoever has a list of relays can reach services.
+    pub fn new(below: Arc<dyn Overlay>, reach: Option<Reach>) -> Self {
+        Self { below, reach }
+    }
+
+    async fn open(&self, name: &str, port: u16, terms: &Terms) -> Result<Stream, Error> {
+        let address = address(name)?;
+        let Some(reach) = &self.reach else {
+            let doing = "reaching an onion service without a list of the relays that keep its descriptor: it needs [directory]";
+            return Err(Error::new(ErrorKind::Unsupported, doing));
+        };
+        reach.open(&address, port, terms).await
+    }
+}
+
+impl Reach {
+    async fn open(
+        &self,
+        address: &OnionAddress,
+        port: u16,
+        terms: &Terms,
+    ) -> Result<Stream, Error> {
+        let known = self.service(address, terms).await?;
+        let opened = self.client.open_stream(&known, port, terms).await;
+        let Err(error) = opened else {
+            return opened;
+        };
+        let kinds = [ErrorKind::PathFailed, ErrorKind::TimedOut];
+        if !kinds.contains(&error.kind()) || error.reason() == Some(Reason::Limit) {
+            return Err(error);
+        }
+        // It may be introduced elsewhere by now.
+        self.descriptors.failed(address, &known).await;
+        if error.kind() == ErrorKind::TimedOut {
+            return Err(error);
+        }
+        match self.service(address, terms).await {
+            Ok(again) if again != known => self.client.open_stream(&again, port, terms).await,
+            _ => Err(error),
+        }
+    }
+
+    async fn service(
+        &self,
+        address: &OnionAddress,
+        terms: &Terms,
+    ) -> Result<Arc<KnownService>, Error> {
+        let looking = self.descriptors.service(address);
+        terms.run("looking for an onion service", looking).await
+    }
+}
+
+/// Of a name under `.onion`: names below an address are the service's own affair.
+fn address(name: &str) -> Result<OnionAddress, Error> {
+    let (labels, _) = name.rsplit_once('.').unwrap_or((name, ""));
+    let label = labels.rsplit('.').next().unwrap_or(labels);
+    OnionAddress::from_label(label).map_err(|why| {
+        let doing = format!("reaching an onion service: {why}");
+        Error::new(ErrorKind::TargetFailed, doing).because(Reason::NameNotFound)
+    })
+}
+
+/// The name without the root's dot, if it is one of an onion service.
+fn service_name(name: &str) -> Option<String> {
+    let name = name.trim_end_matches('.').to_ascii_lowercase();
+    special::is_onion_name(&name).then_some(name)
+}
+
+impl Overlay for ServicesOverlay {
+    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
+        let name = match &target.host {
+            Host::Name(name) => service_name(name.as_str()),
+            Host::Ip(_) => None,
+        };
+        match name {
+            Some(name) => Box::pin(async move { self.open(&name, target.port, terms).await }),
+            None => self.below.open_stream(target, terms),
+        }
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        target: &'a Target,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        let is_service = match &target.host {
+            Host::Name(name) => service_name(name.as_str()).is_some(),
+            Host::Ip(_) => false,
+        };
+        if is_service {
+            return Box::pin(async {
+                let doing = "opening a UDP flow to an onion service, which has streams alone";
+                Err(Error::new(ErrorKind::Unsupported, doing))
+            });
+        }
+        self.below.open_datagrams(target, terms)
+    }
+
+    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        if service_name(name).is_some() {
+            return Box::pin(async {
+                let doing = "resolving the name of an onion service, which has no address: streams to the name itself lead there";
+                Err(Error::new(ErrorKind::TargetFailed, doing).because(Reason::NameNotFound))
+            });
+        }
+        self.below.resolve(name, terms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hoplite_crypto::onion::service_keys::ServiceIdentity;
+
+    use super::*;
+
+    #[test]
+    fn the_last_label_before_onion_is_the_address_and_what_is_none_is_refused() {
+        let service = ServiceIdentity::generate().expect("a key").address();
+        for name in [
+            format!("{service}"),
+            format!("www.{service}."),
+            format!("a.b.{service}").to_uppercase(),
+        ] {
+            let name = service_name(&name).expect("a name of a service");
+            assert_eq!(address(&name).expect("an address"), service);
+        }
+        let mistyped = format!("{service}").replacen(service.label().split_at(3).0, "zzz", 1);
+        for name in ["onion", "x.onion", "..onion", &mistyped] {
+            let name = service_name(name).expect("never an exit's");
+            let error = address(&name).expect_err("no address");
+            assert_eq!(error.reason(), Some(Reason::NameNotFound));
+            assert!(
+                !error.to_string().contains(&name[..3]) || name.len() < 12,
+                "{error}"
+            );
+        }
+        for name in ["onion.example", "example.onion.org", "myonion", ""] {
+            assert_eq!(service_name(name), None, "{name}");
+        }
+    }
+}
