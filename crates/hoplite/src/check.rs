@@ -203,6 +203,9 @@ fn client(client: &Client) -> Meaning {
         Some(directory) => lines.push(signed(&directory.trust())),
         None => lines.extend(recognition(client)),
     }
+    if !config.service.is_empty() {
+        lines.push(format!("serves {} onion service(s)", config.service.len()));
+    }
     Meaning {
         kind: "client",
         lines,

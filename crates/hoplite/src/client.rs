@@ -21,9 +21,12 @@ use crate::{
     say::Failure,
     wallet::{self, Wallets},
 };
-use onion::Circuits;
+use onion::{Circuits, ServiceParts};
+use service::Running;
 
 mod onion;
+mod service;
+mod service_directory;
 
 /// Carries traffic with the file at `path`.
 pub(crate) fn run(path: &Path) -> Result<(), Failure> {
@@ -42,8 +45,9 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         underlay.wallets = wallets.await?;
         let listed = listed::prepare(&mut client, &underlay.tunnels, None).await?;
         let carried = overlay_of(&client, listed.as_ref(), recording.watch(), &underlay)?;
+        let services = service::start(&client.config.service, carried.service_parts())?;
         say::remark(invitation(&front, &client.config));
-        let stopped = stopped(&mut signals, &carried);
+        let stopped = stopped(&mut signals, &carried, &services);
         front.serve(carried.overlay.clone(), stopped).await;
         carried.tell();
         carried.leave().await;
@@ -52,9 +56,10 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
     })
 }
 
-async fn stopped(signals: &mut Signals, carried: &ClientOverlay) {
+async fn stopped(signals: &mut Signals, carried: &ClientOverlay, services: &[Running]) {
     while signals.next().await == Asked::Reload {
         carried.tell();
+        services.iter().for_each(Running::tell);
         info!("a client reads its file only when it starts: start it again");
     }
 }
@@ -226,6 +231,14 @@ impl ClientOverlay {
         match &self.parts {
             OverlayParts::Hops(_) => None,
             OverlayParts::Circuits(circuits) => circuits.channel(),
+        }
+    }
+
+    /// What onion services are served with, if they can be.
+    fn service_parts(&self) -> Option<&ServiceParts> {
+        match &self.parts {
+            OverlayParts::Hops(_) => None,
+            OverlayParts::Circuits(circuits) => circuits.service_parts(),
         }
     }
 

@@ -1,10 +1,13 @@
-//! `hoplite keygen`: makes the identity of a relay, or the key of an authority, and says how it is recognised.
+//! `hoplite keygen`: makes the identity of a relay, the key of an authority, or that of a client of an onion service, and says how it is recognised.
 //! The pin goes to stdout, for scripts; what clients put into their file goes to stderr, for people.
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use hoplite_crypto::{Pin, onion::identity::RelayIdentity};
+use hoplite_crypto::{
+    Pin,
+    onion::{identity::RelayIdentity, service_keys::OnionAddress},
+};
 use hoplite_wire::directory::Key;
 use serde_json::json;
 
@@ -13,6 +16,7 @@ use crate::{
     identity::{self, Files, Stored},
     say,
     say::Failure,
+    service_keys,
 };
 
 /// The options.
@@ -22,7 +26,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DIR", required_unless_present = "show")]
     out: Option<PathBuf>,
     /// Print what clients write of the identity that is in this directory, and make nothing.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "authority", "force"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "authority", "onion_client", "force"])]
     show: Option<PathBuf>,
     /// A host name or address for the certificate; may be given several times. Clients go by the pin, not by it.
     #[arg(long, value_name = "NAME")]
@@ -30,6 +34,10 @@ pub(crate) struct Options {
     /// Make the key of a directory authority instead: one file, authority.key; prints its public half.
     #[arg(long, conflicts_with = "name")]
     authority: bool,
+    /// Make the key of a client whom the onion service of this address is to authorise instead: a file for the client's `onion.client_keys`;
+    /// prints the line that the service's operator puts into authorized_clients/NAME.auth.
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["name", "authority"])]
+    onion_client: Option<String>,
     /// Replace an identity that is there already: clients need the new pin and the new `onion` then.
     #[arg(long)]
     force: bool,
@@ -41,6 +49,10 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
     let host = host.map_or("relay.example.org", String::as_str);
     match (&options.show, &options.out) {
         (Some(directory), _) => tell(&Made::read(directory)?, host, json),
+        (None, Some(out)) if options.onion_client.is_some() => {
+            let address = options.onion_client.as_deref().unwrap_or_default();
+            client_key(out, address, options.force, json)
+        }
         (None, Some(out)) if options.authority => authority_key(out, options.force, json),
         (None, Some(out)) => tell(&Made::make(out, &options.name, options.force)?, host, json),
         (None, None) => Err(Failure::new(
@@ -138,6 +150,25 @@ fn authority_key(out: &Path, force: bool, json: bool) -> Result<(), Failure> {
         path.display()
     ));
     say::answer(public.to_string())
+}
+
+/// `--onion-client`.
+fn client_key(out: &Path, address: &str, force: bool, json: bool) -> Result<(), Failure> {
+    let service: OnionAddress = address.parse().map_err(|error| {
+        let remedy = "write it as its operator gave it, ending in .onion";
+        Failure::new("reading the address of the onion service", error, remedy)
+    })?;
+    let (path, key) = service_keys::make_client(out, &service, force)?;
+    let line = key.file();
+    let line = line.trim_end();
+    if json {
+        return say::json(&json!({"public": line, "key": path}));
+    }
+    say::remark(format!(
+        "hoplite: the key is in {}; the service's operator puts this line into a file of authorized_clients, NAME.auth",
+        path.display()
+    ));
+    say::answer(line.to_owned())
 }
 
 /// An IPv6 address wants brackets.

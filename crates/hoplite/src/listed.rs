@@ -6,8 +6,8 @@ use std::{collections::BTreeSet, fmt, path::Path, sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use hoplite_crypto::{Pin, Token};
 use hoplite_directory::{
-    self as directory, Candidate, Guard, ListChecker, Moment, Offered, PathChooser, Refused, Store,
-    StoreError,
+    self as directory, Candidate, Guard, HsDirs, ListChecker, Moment, Offered, PathChooser,
+    Refused, Store, StoreError,
     path_selection::{Network, NoPath, OverlayKind, PathConstraints, Random},
 };
 use hoplite_masque::{self as masque, Choose, Paths};
@@ -496,17 +496,26 @@ impl Listed {
         Ok(Arc::clone(&state.network))
     }
 
-    /// A path for a circuit to `ports`: to all of them if they are `required`, else to as many as can be.
+    /// Which of its relays keep descriptors of onion services; nothing: its authorities do nothing for those.
+    pub(crate) fn hsdirs(&self) -> Result<Option<(Arc<Network>, HsDirs)>, Refused> {
+        let state = self.lock();
+        let list = state.known.list(now())?;
+        let hsdirs = list.and_then(|list| HsDirs::of_list(&list.list));
+        Ok(hsdirs.map(|hsdirs| (Arc::clone(&state.network), hsdirs)))
+    }
+
+    /// A path for a circuit to `ports`: to all of them if they are `required`, else to as many as can be; or to one that leads on to the relay `beyond`.
     pub(crate) fn circuit(
         &self,
         network: &Network,
-        ports: &[u16],
-        required: bool,
+        (ports, required): (&[u16], bool),
+        beyond: Option<Key>,
         random: Random<'_>,
     ) -> Result<Vec<Descriptor>, NoPath> {
         let state = &mut *self.lock();
         let constraints = PathConstraints {
             ports: ports.to_vec(),
+            beyond,
             ..state.needs.constraints(&state.file)
         };
         let chooser = &mut state.chooser;

@@ -25,6 +25,7 @@ mod portal;
 mod process;
 mod relay;
 mod say;
+mod service_keys;
 mod status;
 mod tor_relays;
 mod up;

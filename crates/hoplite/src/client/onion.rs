@@ -15,8 +15,12 @@ use hoplite_directory::{
 };
 use hoplite_onion::{
     Onion,
-    channel::{Linked, Waiting},
-    path::{self, Failed, Fixed, Paths, Relay},
+    channel::{Dialer, Linked, Waiting},
+    onion_service::{
+        self, ClientConfig, ClientKeys, Descriptors, DescriptorsConfig, DirectoryCircuits, Reach,
+        ServiceDirectory, ServicesOverlay,
+    },
+    path::{self, Failed, Fixed, MOST_HOPS, Paths, Relay},
 };
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms};
 use hoplite_quic::Watch;
@@ -30,7 +34,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
-use super::{ClientOverlay, Underlay};
+use super::{ClientOverlay, Underlay, service_directory::ListedHsDirs};
 use crate::{
     config::{self, client::Client},
     listed::{Listed, no_path},
@@ -52,6 +56,39 @@ pub(super) struct Circuits {
     /// What the file calls the relays of the path.
     names: Arc<[String]>,
     channels: Channels,
+    parts: Option<ServiceParts>,
+}
+
+/// What onion services are reached and served with, where there is a list of relays.
+#[derive(Clone)]
+pub(super) struct ServiceParts {
+    pub(super) directory: Arc<dyn ServiceDirectory>,
+    pub(super) dialer: Arc<dyn Dialer>,
+    pub(super) paths: Arc<dyn Paths>,
+    /// Bounds of each circuit.
+    pub(super) circuits: hoplite_onion::Config,
+}
+
+impl ServiceParts {
+    fn reach(&self, keys: &ClientKeys) -> Reach {
+        let (dialer, paths) = (Arc::clone(&self.dialer), Arc::clone(&self.paths));
+        let (directory, keys) = (Arc::clone(&self.directory), keys.clone());
+        Reach {
+            client: onion_service::Client::new(
+                dialer,
+                paths,
+                &self.circuits,
+                ClientConfig::default(),
+            ),
+            descriptors: Descriptors::new(directory, keys, DescriptorsConfig::default()),
+        }
+    }
+}
+
+impl fmt::Debug for ServiceParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ServiceParts")
+    }
 }
 
 /// The overlay of circuits over the path of the file. The first circuit is begun at once, so that the first flow finds it.
@@ -72,14 +109,27 @@ pub(super) fn over_circuits(
         Some(listed) => Arc::clone(listed) as _,
         None => Arc::new(path_of_file(client)?),
     };
-    let onion = Onion::new(Arc::new(linked), paths, file.clone());
+    let dialer: Arc<dyn Dialer> = Arc::new(linked);
+    let onion = Onion::new(Arc::clone(&dialer), Arc::clone(&paths), file.clone());
     onion.warm();
     tokio::spawn(sweep(channels.clone()));
+    let parts = listed.as_ref().map(|from| {
+        let circuits = DirectoryCircuits::new(Arc::clone(&dialer), Arc::clone(&paths), file);
+        ServiceParts {
+            directory: Arc::new(ListedHsDirs::new(&from.listed, circuits)),
+            dialer,
+            paths,
+            circuits: file.clone(),
+        }
+    });
+    let reach = parts.as_ref().map(|parts| parts.reach(&client.client_keys));
     let circuits = Circuits {
         names: client.config.path.clone().into(),
         channels,
+        parts,
     };
-    let overlay: Arc<dyn Overlay> = Arc::new(Telling::new(onion));
+    let services = ServicesOverlay::new(Arc::new(onion), reach);
+    let overlay: Arc<dyn Overlay> = Arc::new(Telling::new(Arc::new(services)));
     if let Some(listed) = listed {
         listed.keep(Arc::clone(&overlay), Arc::new(underlay.tunnels.clone()));
     }
@@ -134,6 +184,11 @@ impl Circuits {
         self.channels.is_empty().then_some((0, first))
     }
 
+    /// What onion services are served with.
+    pub(super) fn service_parts(&self) -> Option<&ServiceParts> {
+        self.parts.as_ref()
+    }
+
     /// What circuits run over.
     pub(super) fn channel(&self) -> Option<&'static str> {
         let open = self.channels.open();
@@ -182,7 +237,7 @@ impl FromList {
     pub(crate) fn new(listed: &Listed, explicit: &[String]) -> Result<Arc<Self>, Failure> {
         let made = Self::with(listed, explicit, super::random());
         // What cannot work is said at once.
-        let first = made.choose(&path::CircuitUsage::default());
+        let first = made.choose(&path::CircuitUsage::default(), None);
         first.map_err(|error| match error {
             Unchosen::NoPath(error, _) => no_path(&error),
             Unchosen::Refused(error) => Failure::new(
@@ -208,15 +263,19 @@ impl FromList {
         tokio::spawn(async move { listed.keep(through, beside, |_| {}).await });
     }
 
-    fn choose(&self, asked: &path::CircuitUsage) -> Result<Vec<Relay>, Unchosen> {
+    fn choose(
+        &self,
+        asked: &path::CircuitUsage,
+        beyond: Option<Key>,
+    ) -> Result<Vec<Relay>, Unchosen> {
         let network = self.listed.current()?;
         if !self.explicit.is_empty() {
             let relays = network.explicit(&self.explicit, &self.listed.constraints())?;
             return Ok(relays.into_iter().filter_map(relay_of_list).collect());
         }
         let mut random = self.random.lock();
-        let (listed, ports) = (&self.listed, &asked.ports);
-        let path = listed.circuit(&network, ports, asked.required, &mut *random);
+        let to = (&*asked.ports, asked.required);
+        let path = self.listed.circuit(&network, to, beyond, &mut *random);
         let path = path.map_err(|why| Unchosen::NoPath(why, asked.required))?;
         Ok(path.iter().filter_map(relay_of_list).collect())
     }
@@ -224,7 +283,22 @@ impl FromList {
 
 impl Paths for FromList {
     fn path<'a>(&'a self, usage: &'a path::CircuitUsage) -> Waiting<'a, Result<Vec<Relay>, Error>> {
-        Box::pin(async { self.choose(usage).map_err(Error::from) })
+        Box::pin(async { self.choose(usage, None).map_err(Error::from) })
+    }
+
+    /// Where `last` is the guard of all paths, another guard is taken for this one.
+    fn path_to<'a>(&'a self, last: &'a Relay) -> Waiting<'a, Result<Vec<Relay>, Error>> {
+        Box::pin(async {
+            let usage = path::CircuitUsage::default();
+            let mut path = self.choose(&usage, Some(Key(last.keys.ed25519)))?;
+            let goes_through = |relay: &Relay| relay.keys.ed25519 == last.keys.ed25519;
+            if path.len() >= MOST_HOPS || path.iter().any(goes_through) {
+                let doing = "choosing a path to a relay of an onion service: `path` goes through that relay, or is too long";
+                return Err(Error::new(ErrorKind::PathFailed, doing));
+            }
+            path.push(last.clone());
+            Ok(path)
+        })
     }
 
     fn tried(&self, path: &[Relay], outcome: Result<(), Failed>) {
@@ -281,7 +355,7 @@ impl From<Unchosen> for Error {
 }
 
 /// What circuits need to know of a listed relay; ours all speak ntor-v3, have congestion control and know half-closed streams.
-fn relay_of_list(relay: &Descriptor) -> Option<Relay> {
+pub(super) fn relay_of_list(relay: &Descriptor) -> Option<Relay> {
     let (identity, ntor) = (relay.identity.0, relay.onion?);
     Some(Relay {
         // Errors say which hop: they get into the log, and a name there would say whom the list gave us.
@@ -341,12 +415,12 @@ const QUIET: Duration = Duration::from_secs(60);
 /// to do.
 #[derive(Debug)]
 struct Telling {
-    below: Onion,
+    below: Arc<dyn Overlay>,
     last: Mutex<Option<(String, Instant)>>,
 }
 
 impl Telling {
-    fn new(below: Onion) -> Self {
+    fn new(below: Arc<dyn Overlay>) -> Self {
         Self {
             below,
             last: Mutex::default(),
@@ -356,8 +430,10 @@ impl Telling {
     fn tell(&self, error: &Error) {
         let kinds = [ErrorKind::EntryUnreachable, ErrorKind::PathFailed];
         let text = error.to_string();
-        // A target that is late is no circuit's fault.
-        let is_the_paths = kinds.contains(&error.kind()) || text.starts_with("building a circuit");
+        // A target that is late is no circuit's fault. What an onion service is not reached for, no program is told.
+        let is_the_paths = kinds.contains(&error.kind())
+            || text.starts_with("building a circuit")
+            || text.contains("onion service");
         if is_the_paths && self.is_news(&text) {
             warn!("{text}");
         }
@@ -447,7 +523,7 @@ mod telling_tests {
         let linked = Linked::new(Channels::new(dialer, |_| {}), How::Raced);
         let paths = Arc::new(Fixed(Vec::new()));
         let config = hoplite_onion::Config::default();
-        Telling::new(Onion::new(Arc::new(linked), paths, config))
+        Telling::new(Arc::new(Onion::new(Arc::new(linked), paths, config)))
     }
 
     #[tokio::test(start_paused = true)]

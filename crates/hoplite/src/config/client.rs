@@ -9,13 +9,18 @@ use hoplite_crypto::Token;
 
 use hoplite_masque::Mode;
 use hoplite_mediator::Listen;
+use hoplite_onion::onion_service::ClientKeys;
 use hoplite_relay::config::Role;
 use hoplite_wire::{Host, forwarding::Transform};
 
 use self::takeover::{Exclude, Include};
 use super::{Document, directory};
-use crate::say::{Complaint, Failure};
+use crate::{
+    say::{Complaint, Failure},
+    service_keys,
+};
 
+pub(crate) mod service;
 mod tables;
 pub(crate) mod takeover;
 
@@ -42,6 +47,8 @@ pub(crate) struct Client {
     pub(crate) relays: Vec<Hop>,
     /// What is shown to relays that have no token of their own.
     pub(crate) token: Option<Token>,
+    /// What opens descriptors of onion services that are for authorised clients.
+    pub(crate) client_keys: ClientKeys,
     /// What is allowed, but probably not meant.
     pub(crate) warnings: Vec<String>,
 }
@@ -60,6 +67,9 @@ pub(crate) fn read(document: &Document) -> Result<Client, Failure> {
     for issuer in &mut config.issuer {
         issuer.stock = super::beside(document.path(), &issuer.stock);
     }
+    for service in &mut config.service {
+        service.keys = super::beside(document.path(), &service.keys);
+    }
     let mut complaints = complaints(&config, document);
     for (i, issuer) in config.issuer.iter_mut().enumerate() {
         let key = format!("issuer[{i}].token_file");
@@ -71,12 +81,17 @@ pub(crate) fn read(document: &Document) -> Result<Client, Failure> {
         issuer.token_file = file.map(|file| super::beside(document.path(), file));
     }
     let (token, relays) = with_tokens(&config, document, &mut complaints);
+    let client_keys = client_keys(&config, document).unwrap_or_else(|complaint| {
+        complaints.push(complaint);
+        ClientKeys::default()
+    });
     if complaints.is_empty() {
         Ok(Client {
             warnings: warnings(&config),
             config,
             relays,
             token,
+            client_keys,
         })
     } else {
         Err(complaints.into())
@@ -105,6 +120,18 @@ fn with_tokens(
     };
     let hops = config.relay.iter().enumerate().map(hop).collect();
     (shared, hops)
+}
+
+fn client_keys(config: &Config, document: &Document) -> Result<ClientKeys, Complaint> {
+    let Some(directory) = &config.onion.client_keys else {
+        return Ok(ClientKeys::default());
+    };
+    let directory = super::beside(document.path(), directory);
+    service_keys::of_client(&directory).map_err(|failure| {
+        let remedy =
+            "let it be a directory of this user alone (chmod 700), with a file of each key";
+        document.complain("onion.client_keys", failure, remedy)
+    })
 }
 
 fn token_of(
@@ -162,6 +189,7 @@ pub(super) fn complaints(config: &Config, document: &Document) -> Vec<Complaint>
     if config.is_onion() {
         checker.circuits();
     }
+    checker.services();
     checker.issuers();
     checker.front_ends();
     checker.device();

@@ -874,9 +874,82 @@ fn the_example_of_circuits_is_right_and_its_comments_are_the_defaults() {
     };
     let plain = read(text);
     assert!(plain.is_onion() && plain.onion == hoplite_onion::Config::default());
-    let spelt_out = without(&uncommented(text), &["rsa"]);
+    let spelt_out = without(&uncommented(text), &["rsa", "client_keys"]);
     assert!(spelt_out.contains("\nahead = ") && spelt_out.contains("\nchannel = \"auto\""));
     assert_eq!(read(&spelt_out), plain);
+}
+
+#[test]
+fn the_example_of_onion_services_is_right_and_its_comments_are_the_defaults() {
+    let text = include_str!("../../../../examples/onion-service.toml");
+    let read = |text: &str| {
+        let client = client::read(&document(text).expect("valid"));
+        client.expect("right").config
+    };
+    let plain = read(text);
+    assert_eq!(plain.service.len(), 1);
+    let spelt_out = uncommented(text);
+    assert!(spelt_out.contains("\nstreams = ") && spelt_out.contains("\nintroduction_points = "));
+    assert_eq!(read(&spelt_out), plain);
+}
+
+#[test]
+fn what_is_wrong_with_an_onion_service_is_told_by_its_key() {
+    let text = include_str!("../../../../examples/onion-service.toml");
+    let told = |from: &str, to: &str| client_error(&text.replacen(from, to, 1));
+    let ports = "ports = [\"80=127.0.0.1:8080\", \"22=unix:/run/ssh.sock\"]";
+    for (from, to, expected) in [
+        (
+            "overlay = \"onion\"",
+            "hops = 2",
+            "service: onion services are served over circuits",
+        ),
+        (
+            ports,
+            "ports = []",
+            "service[0].ports: expected 1 to 256 ports",
+        ),
+        (
+            ports,
+            "ports = [\"80\"]",
+            "service[0].ports: expected a port and where it leads",
+        ),
+        (
+            ports,
+            "ports = [\"80=[::1]:1\", \"80=[::1]:2\"]",
+            "service[0].ports[1]: port 80 leads somewhere already",
+        ),
+        (
+            "# introduction_points = 3",
+            "introduction_points = 11",
+            "service[0].introduction_points: expected 1 to 10",
+        ),
+        (
+            "# streams = 1024",
+            "streams = 0",
+            "service[0].streams: expected 1 to 65535",
+        ),
+    ] {
+        let error = told(from, to);
+        assert!(error.contains(expected), "{error}");
+        assert!(error.starts_with("f.toml:"), "{error}");
+    }
+    let twice = format!("{text}[[service]]\nkeys = \"web.keys\"\n{ports}\n");
+    let error = client_error(&twice);
+    assert!(
+        error.contains("service[1].keys: another service"),
+        "{error}"
+    );
+    let nowhere = text.replacen(
+        "\n[directory]",
+        "\nonion.client_keys = \"/nowhere\"\n[directory]",
+        1,
+    );
+    let error = client_error(&nowhere);
+    assert!(
+        error.contains("onion.client_keys") && error.contains("/nowhere"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod linking;
 mod listed;
 mod namespaces;
 mod onion;
+mod onion_services;
 mod openid;
 mod qlog;
 mod relay;

@@ -18,7 +18,7 @@ use hoplite_wire::{
 };
 use serde::{Deserialize, Deserializer, de};
 
-use super::takeover;
+use super::{service::Service, takeover};
 use crate::config::{self, directory};
 
 /// The whole file.
@@ -60,6 +60,8 @@ pub(crate) struct Config {
     pub(crate) directory: Option<Directory>,
     /// Who issues private tokens for relays.
     pub(crate) issuer: Vec<Issuer>,
+    /// Onion services of this device.
+    pub(crate) service: Vec<Service>,
 }
 
 /// One issuer of private tokens, and the stock of them.
