@@ -120,8 +120,34 @@ impl Client {
         port: u16,
         terms: &Terms,
     ) -> Result<Stream, Error> {
+        let circuit = self.reach(service, terms).await?;
+        self.open_on(&circuit, port, terms).await
+    }
+
+    /// The token's circuit to a service.
+    ///
+    /// # Errors
+    /// As [`Client::open_stream`], but for the service's refusal.
+    pub(super) async fn reach(
+        &self,
+        service: &KnownService,
+        terms: &Terms,
+    ) -> Result<Arc<BuiltCircuit>, Error> {
+        let circuit = self.circuit(&terms.isolation, service);
+        terms.run("reaching an onion service", circuit).await
+    }
+
+    /// A stream on such a circuit.
+    ///
+    /// # Errors
+    /// The service refuses, or the circuit has ended.
+    pub(super) async fn open_on(
+        &self,
+        circuit: &BuiltCircuit,
+        port: u16,
+        terms: &Terms,
+    ) -> Result<Stream, Error> {
         let opening = async {
-            let circuit = self.circuit(&terms.isolation, service).await?;
             let id = circuit.shared().lock().begin_port(port)?;
             let mut handle = Handle::new(circuit.shared(), id);
             if terms.early {

@@ -8,6 +8,7 @@ use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Str
 use hoplite_wire::{Host, Target, special};
 
 use super::{Client, Descriptors, KnownService};
+use crate::client::BuiltCircuit;
 
 /// What services are reached by.
 #[derive(Debug)]
@@ -48,10 +49,19 @@ impl Reach {
         port: u16,
         terms: &Terms,
     ) -> Result<Stream, Error> {
+        let circuit = self.circuit(address, terms).await?;
+        self.client.open_on(&circuit, port, terms).await
+    }
+
+    async fn circuit(
+        &self,
+        address: &OnionAddress,
+        terms: &Terms,
+    ) -> Result<Arc<BuiltCircuit>, Error> {
         let known = self.service(address, terms).await?;
-        let opened = self.client.open_stream(&known, port, terms).await;
-        let Err(error) = opened else {
-            return opened;
+        let reached = self.client.reach(&known, terms).await;
+        let Err(error) = reached else {
+            return reached;
         };
         let kinds = [ErrorKind::PathFailed, ErrorKind::TimedOut];
         if !kinds.contains(&error.kind()) || error.reason() == Some(Reason::Limit) {
@@ -63,7 +73,7 @@ impl Reach {
             return Err(error);
         }
         match self.service(address, terms).await {
-            Ok(again) if again != known => self.client.open_stream(&again, port, terms).await,
+            Ok(again) if again != known => self.client.reach(&again, terms).await,
             _ => Err(error),
         }
     }
