@@ -172,7 +172,7 @@ async fn one_honest_hsdir_among_liars_is_enough_and_each_is_asked_once_at_most()
         once.dedup();
         assert_eq!(asked, once);
         assert_eq!(scene.point().await, 9);
-        assert_eq!(scene.shelf.asked(), [], "it is kept");
+        assert!(scene.shelf.asked().is_empty(), "it is kept");
     }
 }
 
@@ -273,7 +273,7 @@ async fn a_descriptor_is_used_until_its_period_is_over() {
     scene.shelf.asked();
     tokio::time::advance(Duration::from_secs(3500)).await;
     assert_eq!(scene.point().await, 7);
-    assert_eq!(scene.shelf.asked(), []);
+    assert!(scene.shelf.asked().is_empty());
     scene.shelf.has(1, &text(&scene.identity, 8, 6, &[]));
     tokio::time::advance(Duration::from_secs(200)).await;
     assert_eq!(scene.point().await, 8);
