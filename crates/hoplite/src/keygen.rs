@@ -168,7 +168,7 @@ fn client_key(out: &Path, address: &str, force: bool, json: bool) -> Result<(), 
         "hoplite: the key is in {}; the service's operator puts this line into a file of authorized_clients, NAME.auth",
         path.display()
     ));
-    say::answer(line.to_owned())
+    say::answer(line)
 }
 
 /// An IPv6 address wants brackets.

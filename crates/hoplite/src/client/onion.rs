@@ -56,7 +56,7 @@ pub(super) struct Circuits {
     /// What the file calls the relays of the path.
     names: Arc<[String]>,
     channels: Channels,
-    parts: Option<ServiceParts>,
+    parts: Option<Arc<ServiceParts>>,
 }
 
 /// What onion services are reached and served with, where there is a list of relays.
@@ -126,7 +126,7 @@ pub(super) fn over_circuits(
     let circuits = Circuits {
         names: client.config.path.clone().into(),
         channels,
-        parts,
+        parts: parts.map(Arc::new),
     };
     let services = ServicesOverlay::new(Arc::new(onion), reach);
     let overlay: Arc<dyn Overlay> = Arc::new(Telling::new(Arc::new(services)));
@@ -186,7 +186,7 @@ impl Circuits {
 
     /// What onion services are served with.
     pub(super) fn service_parts(&self) -> Option<&ServiceParts> {
-        self.parts.as_ref()
+        self.parts.as_deref()
     }
 
     /// What circuits run over.

@@ -900,8 +900,8 @@ fn what_is_wrong_with_an_onion_service_is_told_by_its_key() {
     let ports = "ports = [\"80=127.0.0.1:8080\", \"22=unix:/run/ssh.sock\"]";
     for (from, to, expected) in [
         (
-            "overlay = \"onion\"",
-            "hops = 2",
+            "\noverlay = \"onion\"\n",
+            "\nhops = 2\n",
             "service: onion services are served over circuits",
         ),
         (
@@ -912,7 +912,7 @@ fn what_is_wrong_with_an_onion_service_is_told_by_its_key() {
         (
             ports,
             "ports = [\"80\"]",
-            "service[0].ports: expected a port and where it leads",
+            "service[0].ports: \"80\": expected a port and where it leads",
         ),
         (
             ports,

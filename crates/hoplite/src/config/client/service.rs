@@ -98,7 +98,8 @@ impl Checker<'_> {
     /// The onion services.
     pub(super) fn services(&mut self) {
         let config = self.config;
-        if !config.service.is_empty() && !(config.is_onion() && config.directory.is_some()) {
+        let can_serve = config.is_onion() && config.directory.is_some();
+        if !config.service.is_empty() && !can_serve {
             let why = "onion services are served over circuits through relays of a list";
             self.add("service", why, "add overlay = \"onion\" and [directory]");
         }
