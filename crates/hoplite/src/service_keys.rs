@@ -314,7 +314,7 @@ mod tests {
         let found = keys.get(&service.address()).expect("there");
         assert_eq!(found.public(), secret.public());
         write(&own.join("b.auth_private"), file.as_bytes(), 0o600).expect("written");
-        let told = of_client(&own).err().expect("refused");
+        let told = of_client(&own).expect_err("refused");
         assert!(told.to_string().contains("b.auth_private"), "{told}");
         write(&clients.join("bob.auth"), b"no key", 0o600).expect("written");
         let told = ServiceKeys::read_or_make(&at).err().expect("refused");

@@ -31,12 +31,15 @@ struct Shelves {
     /// The period of the service's first descriptor; clients look for the one of the second.
     first: Mutex<u64>,
     hsdirs: Vec<Relay>,
-    kept: Mutex<HashMap<([u8; 32], BlindedKeyBytes), Arc<str>>>,
+    kept: Mutex<Kept>,
     /// Those that refuse once.
     refuses: Mutex<HashSet<[u8; 32]>>,
 }
 
 type BlindedKeyBytes = [u8; 32];
+
+/// By HSDir and blinded key.
+type Kept = HashMap<([u8; 32], BlindedKeyBytes), Arc<str>>;
 
 fn period(number: u64) -> TimePeriod {
     TimePeriod {
@@ -119,6 +122,25 @@ fn target(name: &str) -> Target {
     format!("{name}:80").parse().expect("a target")
 }
 
+/// Other names below onion than a service's that is there, and what such a name is not for.
+async fn nothing_else_is_found(overlay: &ServicesOverlay) {
+    let terms = Terms::default();
+    let unknown = ServiceIdentity::generate().expect("a key").address();
+    for wrong in [unknown.to_string(), "example.onion".into(), "ONION".into()] {
+        let opened = soon(overlay.open_stream(&target(&wrong), &terms)).await;
+        let reason = opened.expect_err("nobody's").reason();
+        assert_eq!(reason, Some(Reason::NameNotFound), "{wrong}");
+    }
+    let resolved = soon(overlay.resolve("example.onion.", &terms)).await;
+    let reason = resolved.expect_err("no address").reason();
+    assert_eq!(reason, Some(Reason::NameNotFound));
+    let datagrams = soon(overlay.open_datagrams(&target("a.onion"), &terms)).await;
+    assert_eq!(
+        datagrams.expect_err("streams alone").kind(),
+        ErrorKind::Unsupported
+    );
+}
+
 #[tokio::test]
 async fn a_service_is_found_by_its_name_also_in_the_next_period_and_no_exit_hears_a_name_below_onion()
  {
@@ -192,27 +214,19 @@ async fn a_service_is_found_by_its_name_also_in_the_next_period_and_no_exit_hear
         assert_eq!(&got, b"hello");
     }
 
+    nothing_else_is_found(&overlay).await;
     let terms = Terms::default();
-    let unknown = ServiceIdentity::generate().expect("a key").address();
-    for wrong in [unknown.to_string(), "example.onion".into(), "ONION".into()] {
-        let opened = soon(overlay.open_stream(&target(&wrong), &terms)).await;
-        let reason = opened.expect_err("nobody's").reason();
-        assert_eq!(reason, Some(Reason::NameNotFound), "{wrong}");
-    }
-    let resolved = soon(overlay.resolve("example.onion.", &terms)).await;
-    let reason = resolved.expect_err("no address").reason();
-    assert_eq!(reason, Some(Reason::NameNotFound));
-    let datagrams = soon(overlay.open_datagrams(&target("a.onion"), &terms)).await;
-    assert_eq!(
-        datagrams.expect_err("streams alone").kind(),
-        ErrorKind::Unsupported
-    );
     let other = soon(overlay.open_stream(&target("example.org"), &terms)).await;
     assert_eq!(
         other.expect_err("refused").to_string(),
         "the exit was asked: forbidden"
     );
-    // Without a list of relays, too.
+}
+
+#[tokio::test]
+async fn without_a_list_of_relays_a_name_below_onion_is_refused_and_no_exit_hears_it() {
+    let address = ServiceIdentity::generate().expect("a key").address();
+    let terms = Terms::default();
     let exit = Double::nothing().streams(|_, _, _| unreachable!("an exit hears of a service"));
     let without = ServicesOverlay::new(Arc::new(exit), None);
     let opened = soon(without.open_stream(&target(&address.to_string()), &terms)).await;
