@@ -167,6 +167,9 @@ fn start(options: &Options, json: bool) -> Result<(), Failure> {
     let client = load(options)?;
     rights()?;
     client.warnings.iter().for_each(|it| warn!("{it}"));
+    if !client.config.service.is_empty() {
+        warn!("the file's onion services are not served: run 'hoplite client' with them");
+    }
     if options.foreground {
         return stay(options, |status| {
             notify();
