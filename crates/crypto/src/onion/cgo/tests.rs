@@ -1,9 +1,12 @@
-use std::{hint::black_box, time::Instant};
+use std::hint::black_box;
 
 use proptest::prelude::*;
 use shake::{ExtendableOutput, Shake256, Update, XofReader};
 
-use super::{super::testing::hex, *};
+use super::{
+    super::testing::{hex, speed_of},
+    *,
+};
 
 const RELAY: Command = Command::RELAY;
 
@@ -282,17 +285,8 @@ fn nothing_of_a_layer_is_printed() {
 // How fast the layers are beside those of `tor1`: `cargo test --release -p hoplite-crypto speed -- --ignored --nocapture --test-threads 1`. It measures
 // and asserts nothing.
 
-const CELLS: u32 = 400_000;
-
-fn report(what: &str, mut one: impl FnMut(&mut [u8; BODY])) {
-    let mut body = any_body(1);
-    let start = Instant::now();
-    for _ in 0..CELLS {
-        one(black_box(&mut body));
-    }
-    let bytes = f64::from(CELLS) * 509.0;
-    let speed = bytes / start.elapsed().as_secs_f64() / 1e9;
-    println!("CGO: {what:40} {speed:6.2} GB/s");
+fn report(what: &str, one: impl FnMut(&mut [u8; BODY])) {
+    speed_of(&format!("CGO: {what}"), any_body(1), one);
 }
 
 #[test]

@@ -1,11 +1,14 @@
-use std::{hint::black_box, time::Instant};
+use std::hint::black_box;
 
 use aws_lc_rs::cipher::{AES_128, EncryptingKey, EncryptionContext, UnboundCipherKey};
 use proptest::prelude::*;
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use shake::{ExtendableOutput, Shake256, Update, XofReader};
 
-use super::{super::testing::bytes, *};
+use super::{
+    super::testing::{bytes, speed_of},
+    *,
+};
 
 /// A client and its relays.
 struct Circuit {
@@ -437,17 +440,8 @@ proptest! {
 
 // How fast the layers are: `cargo test --release -p hoplite-crypto speed -- --ignored --nocapture`. It measures and asserts nothing.
 
-const CELLS: u32 = 400_000;
-
-fn report(what: &str, mut one: impl FnMut(&mut [u8; BODY])) {
-    let mut body = message(1);
-    let start = Instant::now();
-    for _ in 0..CELLS {
-        one(black_box(&mut body));
-    }
-    let bytes = f64::from(CELLS) * 509.0;
-    let speed = bytes / start.elapsed().as_secs_f64() / 1e9;
-    println!("{what:40} {speed:6.2} GB/s");
+fn report(what: &str, one: impl FnMut(&mut [u8; BODY])) {
+    speed_of(what, message(1), one);
 }
 
 #[test]
