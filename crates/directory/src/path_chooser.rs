@@ -255,7 +255,7 @@ impl PathChooser {
 
 #[cfg(test)]
 mod tests {
-    use hoplite_wire::directory::Roles;
+    use hoplite_wire::{Protocols, directory::Roles};
     use proptest::prelude::*;
 
     use super::*;
@@ -277,6 +277,7 @@ mod tests {
             exit: None,
             tokens: None,
             hsdir: false,
+            protocols: Protocols::NONE,
         }
     }
 

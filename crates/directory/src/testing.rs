@@ -3,9 +3,12 @@
 use std::collections::BTreeSet;
 
 use hoplite_crypto::SigningKey;
-use hoplite_wire::directory::{
-    Descriptor, Key, List, Ports, Roles, SharedRandomLines, Signature, SignedDescriptor,
-    SignedList, Stage,
+use hoplite_wire::{
+    Protocols,
+    directory::{
+        Descriptor, Key, List, Ports, Roles, SharedRandomLines, Signature, SignedDescriptor,
+        SignedList, Stage,
+    },
 };
 use zeroize::Zeroizing;
 
@@ -41,6 +44,7 @@ pub(crate) fn said(n: u8) -> Descriptor {
         exit: Some(Ports::all()),
         tokens: None,
         hsdir: false,
+        protocols: Protocols::NONE,
     }
 }
 

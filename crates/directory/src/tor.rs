@@ -171,6 +171,7 @@ impl Relay {
             exit: self.exit.clone(),
             tokens: None,
             hsdir: false,
+            protocols: self.router.protocols,
         }
     }
 }

@@ -443,6 +443,7 @@ fn hop(relay: &Descriptor, token: Option<&Token>, issuers: &BTreeSet<String>) ->
                 .collect(),
             onion: None,
             rsa: None,
+            protocols: None,
             template: None,
             region: relay.region.clone(),
             operator: relay.operator.clone(),

@@ -16,7 +16,7 @@ use hoplite_relay::{
     config::{PrivateTokens, Role},
 };
 use hoplite_wire::{
-    Target,
+    Protocols, Target,
     directory::{Descriptor, Key, List, Ports, Roles, Source, Tokens},
 };
 use ring::rand::{SecureRandom, SystemRandom};
@@ -569,6 +569,7 @@ fn describe(config: &Config, listen: &[SocketAddr], identity: Key) -> Descriptor
         exit: Ports::except(&closed).filter(|_| egress),
         tokens: tokens_of(config),
         hsdir: false,
+        protocols: Protocols::NONE,
     }
 }
 

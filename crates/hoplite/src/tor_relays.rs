@@ -6,7 +6,7 @@ use std::{net::SocketAddr, time::Duration};
 use clap::Args;
 use hoplite_directory::tor::{self, Network, Relay, Trust};
 use hoplite_overlay::Direct;
-use hoplite_wire::{OnionKey, Target, tor::Flags};
+use hoplite_wire::{OnionKey, Protocols, Target, tor::Flags};
 use serde_json::json;
 
 use crate::{directory::now, process, say, say::Failure};
@@ -88,8 +88,12 @@ fn stanza(relay: &Relay, name: &str) -> String {
     } else {
         ""
     };
+    let protocols = match relay.router.protocols {
+        Protocols::NONE => String::new(),
+        spoken => format!("protocols = \"{spoken}\"\n"),
+    };
     format!(
-        "[[relay]] # {guard}{exit}\nname = \"{name}\"\naddress = \"{}\"\nonion = \"{}\"\nrsa = \"{}\"\n",
+        "[[relay]] # {guard}{exit}\nname = \"{name}\"\naddress = \"{}\"\nonion = \"{}\"\nrsa = \"{}\"\n{protocols}",
         address(relay),
         onion(relay),
         say::hex(&relay.keys.rsa_id),

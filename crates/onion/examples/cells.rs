@@ -36,6 +36,7 @@ use hoplite_onion::{
 use hoplite_overlay::{Direct, Error, Overlay, Stream, Terms};
 use hoplite_quic::{Hooks, server::Secrets};
 use hoplite_testing::{Double, identity};
+use hoplite_wire::Protocols;
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncBufRead, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
@@ -286,6 +287,7 @@ fn station(n: u8, over: Over, net: &Arc<Memory>) -> Station {
         exit: None,
         ntor3: true,
         congestion_control: true,
+        protocols: Protocols::NONE,
         half_close: true,
     };
     Station {

@@ -24,7 +24,7 @@ use std::{
 
 use hoplite_crypto::onion::{RelayKeys, identity::stand_in};
 use hoplite_overlay::{Error, ErrorKind};
-use hoplite_wire::cell::circuit::LinkSpecifier;
+use hoplite_wire::{Protocols, cell::circuit::LinkSpecifier};
 
 use crate::path::{CircuitUsage, Paths, Relay};
 
@@ -95,6 +95,7 @@ pub fn relay(specifiers: &[LinkSpecifier<'_>], onion: [u8; 32]) -> Option<Relay>
         // Nobody has said more of it: all relays have ntor.
         ntor3: false,
         congestion_control: false,
+        protocols: Protocols::NONE,
         half_close: false,
         exit: None,
     })

@@ -5,7 +5,7 @@ use std::{fmt, net::SocketAddr, sync::Arc};
 
 use hoplite_crypto::onion::RelayKeys;
 use hoplite_overlay::{Error, ErrorKind};
-use hoplite_wire::{cell::circuit::LinkSpecifier, directory::Ports};
+use hoplite_wire::{Protocols, cell::circuit::LinkSpecifier, directory::Ports};
 
 use crate::channel::Waiting;
 
@@ -30,6 +30,8 @@ pub struct Relay {
     pub ntor3: bool,
     /// It has congestion control (`FlowCtrl=2`).
     pub congestion_control: bool,
+    /// Which other subprotocols it speaks.
+    pub protocols: Protocols,
     /// It knows half-closed streams ([`crate::endpoint::HALF_CLOSE`]).
     pub half_close: bool,
     /// To which ports it connects as an exit, if that is known.

@@ -18,7 +18,10 @@ use hoplite_onion::{
     path::{self, Failed, Paths, Relay},
 };
 use hoplite_overlay::{Error, ErrorKind};
-use hoplite_wire::directory::{Descriptor, Key, List, SharedRandomLines, SignedDescriptor, Stage};
+use hoplite_wire::{
+    Protocols,
+    directory::{Descriptor, Key, List, SharedRandomLines, SignedDescriptor, Stage},
+};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -95,6 +98,7 @@ fn known(relay: &Descriptor, congestion_control: bool) -> Option<(Key, Relay)> {
         addresses: relay.addresses.clone(),
         ntor3: true,
         congestion_control,
+        protocols: Protocols::NONE,
         half_close: true,
         exit: relay.exit.clone().map(Arc::new),
     };

@@ -22,7 +22,7 @@ use hoplite_onion::{
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms};
 use hoplite_quic::{ConnectionController, Endpoint, Incoming, TokioRuntime, server::Acceptor};
 use hoplite_wire::{
-    Host as Name, Target,
+    Host as Name, Protocols, Target,
     directory::{Descriptor, Key, Ports, Roles, SignedDescriptor},
     tuning::TuningGrant,
 };
@@ -217,6 +217,7 @@ fn descriptor(
         exit: plan.exit.then(Ports::all),
         tokens: None,
         hsdir: false,
+        protocols: Protocols::NONE,
     };
     sign_descriptor(said, &key).map_err(wrong)
 }

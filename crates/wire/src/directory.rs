@@ -15,7 +15,7 @@ use std::{
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 
-use crate::Target;
+use crate::{Protocols, Target};
 
 pub use shared_random::{Contribution, SharedRandomLines};
 
@@ -368,6 +368,8 @@ pub struct Descriptor {
     pub tokens: Option<Tokens>,
     /// It keeps descriptors of onion services (rend-spec-v3, "HSDir"); only who has an onion key does.
     pub hsdir: bool,
+    /// Which subprotocols of Tor it speaks, of those that circuits choose by; only who has an onion key does.
+    pub protocols: Protocols,
 }
 
 /// Which private tokens a relay takes: what stands in their challenge (RFC 9577 §2.1.1). Both are 1 to 255 visible ASCII characters without a comma.
@@ -434,12 +436,16 @@ impl Descriptor {
             exit: exit(lines)?,
             tokens: tokens(lines)?,
             hsdir: lines.flag(HSDIR),
+            protocols: protocols(lines)?,
         };
         if descriptor.roles.egress != descriptor.exit.is_some() {
             return Err(lines.wrong("an egress, and nobody else, says to which ports it connects"));
         }
         if descriptor.hsdir && descriptor.onion.is_none() {
             return Err(lines.wrong("who keeps descriptors of onion services has an onion key"));
+        }
+        if !descriptor.protocols.is_empty() && descriptor.onion.is_none() {
+            return Err(lines.wrong("who speaks protocols of circuits has an onion key"));
         }
         Ok(descriptor)
     }
@@ -545,6 +551,12 @@ fn tokens(lines: &mut Lines<'_>) -> Result<Option<Tokens>, Malformed> {
     tokens.map(Some).ok_or_else(|| lines.wrong("tokens"))
 }
 
+fn protocols(lines: &mut Lines<'_>) -> Result<Protocols, Malformed> {
+    let value = lines.option("protocols").map(str::parse);
+    let value = value.transpose().map_err(|_| lines.wrong("protocols"))?;
+    Ok(value.unwrap_or_default())
+}
+
 impl SignedDescriptor {
     /// Reads one, and nothing but it.
     ///
@@ -606,6 +618,9 @@ impl fmt::Display for Descriptor {
         }
         if self.hsdir {
             writeln!(f, "{HSDIR}")?;
+        }
+        if !self.protocols.is_empty() {
+            writeln!(f, "protocols {}", self.protocols)?;
         }
         Ok(())
     }

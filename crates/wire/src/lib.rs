@@ -19,6 +19,7 @@ pub mod http_head;
 pub mod ip;
 mod onion_key;
 pub mod privacy_pass;
+mod protocols;
 mod proxy_status;
 pub mod qpack;
 pub mod quic_frames;
@@ -33,6 +34,7 @@ pub mod varint;
 
 pub use http_head::{RequestHead, ResponseHead};
 pub use onion_key::{OnionKey, OnionKeyError};
+pub use protocols::{Protocols, ProtocolsError};
 pub use proxy_status::ProxyError;
 pub use target::{Host, HostName, Target, TargetError};
 pub use template::Template;

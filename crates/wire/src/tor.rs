@@ -6,7 +6,6 @@
 use std::{
     collections::BTreeMap,
     net::{Ipv4Addr, SocketAddr},
-    str::FromStr,
 };
 
 use base64::{
@@ -17,7 +16,11 @@ use base64::{
 pub mod hsdir_request;
 pub mod service_descriptor;
 
-use crate::directory::{ADDRESSES, Malformed, Ports};
+use crate::{
+    Protocols,
+    directory::{ADDRESSES, Malformed, Ports},
+    protocols::speaks,
+};
 
 /// Forty hexadecimal digits: how Tor names RSA keys.
 pub fn fingerprint(text: &str) -> Option<[u8; 20]> {
@@ -304,6 +307,8 @@ pub struct Router {
     pub ntor3: bool,
     /// It has congestion control (`FlowCtrl=2`).
     pub congestion_control: bool,
+    /// Others that circuits choose by.
+    pub protocols: Protocols,
     /// It is an introduction point of onion services of version 3 (`HSIntro=4`).
     pub introduces: bool,
     /// It is a rendezvous point of onion services of version 3 (`HSRend=2`).
@@ -533,6 +538,7 @@ impl Router {
             bandwidth: 0,
             ntor3: false,
             congestion_control: false,
+            protocols: Protocols::NONE,
             introduces: false,
             joins: false,
             keeps_descriptors: false,
@@ -554,6 +560,7 @@ impl Router {
             "pr" => {
                 self.ntor3 = speaks(arguments, "Relay", 4);
                 self.congestion_control = speaks(arguments, "FlowCtrl", 2);
+                self.protocols = Protocols::of_tor(arguments);
                 self.introduces = speaks(arguments, "HSIntro", 4);
                 self.joins = speaks(arguments, "HSRend", 2);
                 self.keeps_descriptors = speaks(arguments, "HSDir", 2);
@@ -562,23 +569,6 @@ impl Router {
         }
         Some(())
     }
-}
-
-/// Whether `Name=1-2,4` has this version. tor-spec "Subprotocol versioning".
-fn speaks(protocols: &str, name: &str, version: u32) -> bool {
-    let mut all = protocols.split_ascii_whitespace();
-    let versions = all.find_map(|one| one.strip_prefix(name)?.strip_prefix('='));
-    includes(versions.unwrap_or_default(), version)
-}
-
-/// Whether `1-2,4` has this version.
-fn includes(versions: &str, version: u32) -> bool {
-    versions.split(',').any(|range| {
-        let (low, high) = range.split_once('-').unwrap_or((range, range));
-        let between = |low: u32, high: u32| (low..=high).contains(&version);
-        let parsed = (u32::from_str(low), u32::from_str(high));
-        matches!(parsed, (Ok(low), Ok(high)) if between(low, high))
-    })
 }
 
 /// `NumReveals Value`.

@@ -365,6 +365,7 @@ pub(super) fn relay_of_list(relay: &Descriptor) -> Option<Relay> {
         addresses: relay.addresses.clone(),
         ntor3: true,
         congestion_control: true,
+        protocols: relay.protocols,
         half_close: true,
         exit: relay.exit.clone().map(Arc::new),
     })
@@ -403,6 +404,7 @@ fn relay_of_file(relay: &config::client::Relay) -> Option<Relay> {
         addresses: vec![SocketAddr::new(ip, relay.address.port)],
         ntor3: true,
         congestion_control: true,
+        protocols: relay.protocols.unwrap_or_default(),
         half_close: relay.rsa.is_none(),
         exit: None,
     })

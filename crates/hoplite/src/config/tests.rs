@@ -843,6 +843,11 @@ fn a_wrong_onion_key_and_one_relay_under_two_names_are_refused() {
         error.contains("relay[0].rsa: \"12\": a relay's `rsa` is 40 hex"),
         "{error}"
     );
+    let error = client_error(&right.replace("onion = \"B", "protocols = \"Relay=7\"\nonion = \"B"));
+    assert!(
+        error.contains("relay[0].protocols: \"Relay=7\": expected `Conflux=1`"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -874,7 +879,7 @@ fn the_example_of_circuits_is_right_and_its_comments_are_the_defaults() {
     };
     let plain = read(text);
     assert!(plain.is_onion() && plain.onion == hoplite_onion::Config::default());
-    let spelt_out = without(&uncommented(text), &["rsa", "client_keys"]);
+    let spelt_out = without(&uncommented(text), &["rsa", "protocols", "client_keys"]);
     assert!(spelt_out.contains("\nahead = ") && spelt_out.contains("\nchannel = \"auto\""));
     assert_eq!(read(&spelt_out), plain);
 }

@@ -11,7 +11,7 @@ use std::{
 use hoplite_crypto::{Certificates, Identity, Pin, Proof, SigningKey};
 use hoplite_directory::{HsDirs, PROOF, Store, said_by_holder, sign_descriptor};
 use hoplite_wire::{
-    OnionKey,
+    OnionKey, Protocols,
     directory::{Descriptor, Key, List, Roles, SignedDescriptor, SignedList, Stage},
 };
 
@@ -156,6 +156,7 @@ pub(crate) fn described(directory: &Path, n: u8) -> (Running, SignedDescriptor, 
         exit: None,
         tokens: None,
         hsdir: false,
+        protocols: Protocols::NONE,
     };
     let key = SigningKey::from_seed(Zeroizing::new([n; 32])).expect("a key");
     let signed = sign_descriptor(said, &key).expect("signed");

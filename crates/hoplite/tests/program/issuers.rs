@@ -4,7 +4,10 @@ use std::{fs, path::PathBuf};
 
 use hoplite_crypto::{Pin, SigningKey};
 use hoplite_directory::sign_descriptor;
-use hoplite_wire::directory::{Descriptor, Key, Ports, Roles, Tokens};
+use hoplite_wire::{
+    Protocols,
+    directory::{Descriptor, Key, Ports, Roles, Tokens},
+};
 use tempfile::TempDir;
 use zeroize::Zeroizing;
 
@@ -170,6 +173,7 @@ fn liar(world: &World, n: u8) -> (Running, u16) {
             origin: "false.test".into(),
         }),
         hsdir: false,
+        protocols: Protocols::NONE,
     };
     let key = SigningKey::from_seed(Zeroizing::new([n; 32])).expect("a key");
     let signed = sign_descriptor(said, &key).expect("signed");

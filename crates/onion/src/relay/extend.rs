@@ -4,7 +4,10 @@
 use std::{collections::HashMap, net::SocketAddr};
 
 use hoplite_crypto::onion::RelayKeys;
-use hoplite_wire::cell::circuit::{Extend2, LinkSpecifier};
+use hoplite_wire::{
+    Protocols,
+    cell::circuit::{Extend2, LinkSpecifier},
+};
 use tokio::time::Instant;
 
 use super::{
@@ -76,6 +79,7 @@ pub(crate) fn next_relay(
         addresses,
         ntor3: true,
         congestion_control: false,
+        protocols: Protocols::NONE,
         half_close: false,
         exit: None,
     })

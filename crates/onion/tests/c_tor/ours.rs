@@ -22,6 +22,7 @@ use hoplite_onion::{
     relay::{self, Policy, serve},
 };
 use hoplite_overlay::Direct;
+use hoplite_wire::Protocols;
 use tokio::{net::TcpListener, task::JoinSet};
 use tokio_rustls::TlsAcceptor;
 
@@ -63,6 +64,7 @@ impl Ours {
             addresses: vec![self.address],
             ntor3: true,
             congestion_control: true,
+            protocols: Protocols::NONE,
             half_close: true,
         }
     }

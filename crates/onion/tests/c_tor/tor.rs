@@ -9,6 +9,7 @@ use std::{
 
 use hoplite_crypto::onion::RelayKeys;
 use hoplite_onion::path::Relay;
+use hoplite_wire::Protocols;
 use tokio::{net::UdpSocket, task::JoinSet};
 
 use crate::target;
@@ -124,6 +125,7 @@ pub(crate) fn relay_of(address: SocketAddr, keys: RelayKeys) -> Relay {
         addresses: vec![address],
         ntor3: true,
         congestion_control: true,
+        protocols: Protocols::NONE,
         half_close: false,
     }
 }

@@ -19,6 +19,7 @@ use hoplite_overlay::{
     conformance::{Memory, Subject},
     memory::Network,
 };
+use hoplite_wire::Protocols;
 use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
@@ -182,6 +183,7 @@ pub(crate) fn known(relay: &relay::Relay, kind: Kind) -> path::Relay {
         addresses: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, port))],
         ntor3: kind.ntor3,
         congestion_control: kind.congestion_control,
+        protocols: Protocols::NONE,
         half_close: true,
         exit: None,
     }

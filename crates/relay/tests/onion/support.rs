@@ -14,7 +14,7 @@ use hoplite_onion::{
 use hoplite_overlay::{Error, Isolation, Overlay, Stream, Terms, conformance::Subject};
 use hoplite_relay::{Circuits, Config, Handle, Parts, Relay};
 use hoplite_testing::{Double, path::direct, relay::identity, soon, targets};
-use hoplite_wire::Target;
+use hoplite_wire::{Protocols, Target};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::carriers;
@@ -71,6 +71,7 @@ pub(crate) fn known(name: &str, relay: &Handle) -> Known {
         exit: None,
         ntor3: true,
         congestion_control: true,
+        protocols: Protocols::NONE,
         half_close: true,
     }
 }

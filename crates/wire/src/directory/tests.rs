@@ -19,6 +19,11 @@ fn address() -> impl Strategy<Value = SocketAddr> {
     prop_oneof![v4, v6]
 }
 
+fn protocols() -> impl Strategy<Value = Protocols> {
+    let (cgo, conflux) = (Protocols::CGO, Protocols::CONFLUX);
+    proptest::sample::select(vec![cgo, conflux, cgo | conflux])
+}
+
 fn descriptor() -> impl Strategy<Value = Descriptor> {
     let who = ("[a-zA-Z0-9_.-]{1,64}", key(), any::<u64>());
     let how = (
@@ -27,6 +32,7 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
         any::<(bool, bool)>(),
         option::of(ports()),
         option::of(("[!-+\\--~]{1,255}", "[!-+\\--~]{1,255}")),
+        option::of(protocols()),
     );
     let where_ = (
         vec(address(), 1..=4),
@@ -54,6 +60,7 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
                 pin: how.0,
                 onion: how.1,
                 hsdir: how.2.1 && how.1.is_some(),
+                protocols: how.5.filter(|_| how.1.is_some()).unwrap_or_default(),
                 roles: Roles {
                     ingress: how.2.0 || how.3.is_none(),
                     egress: how.3.is_some(),
@@ -239,6 +246,7 @@ fn what_could_be_written_otherwise_is_refused() {
         ("exit 80,443\n", "exit 80,443\ntokens  a\n"),
         ("exit 80,443\n", "tokens issuer.example a\nexit 80,443\n"),
         ("exit 80,443\n", "exit 80,443\nhsdir 3\n"),
+        ("exit 80,443\n", "exit 80,443\nprotocols Relay=6\n"),
         ("ingress egress", "egress ingress"),
         ("ingress egress", "ingress"),
         ("name amber", "name am ber"),

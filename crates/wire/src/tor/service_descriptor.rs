@@ -9,7 +9,8 @@ use std::{borrow::Cow, fmt};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 
-use super::{Item, Items, base64, encode, includes};
+use super::{Item, Items, base64, encode};
+use crate::protocols::includes;
 use crate::{
     cell::circuit::{HandshakeType, LinkSpecifier},
     directory::Malformed,

@@ -26,6 +26,7 @@ fn what_c_tor_wrote_is_read() {
     assert!(flags.iter().all(|flag| router.flags.has(*flag)));
     assert!(!router.flags.has(Flags::BAD_EXIT));
     assert!(router.ntor3 && router.congestion_control);
+    assert_eq!(router.protocols, Protocols::CGO | Protocols::CONFLUX);
 }
 
 #[test]

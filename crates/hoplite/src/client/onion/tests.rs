@@ -7,7 +7,10 @@ use hoplite_directory::{
     Client, Guard, Heard, Store, path_selection::OverlayKind, sign_descriptor,
 };
 use hoplite_testing::{Double, seeded};
-use hoplite_wire::directory::{List, Roles, Signature, SignedDescriptor, SignedList, Stage};
+use hoplite_wire::{
+    Protocols,
+    directory::{List, Roles, Signature, SignedDescriptor, SignedList, Stage},
+};
 use zeroize::Zeroizing;
 
 use super::*;
@@ -41,6 +44,7 @@ fn relay(n: u8, exit: Option<&str>) -> SignedDescriptor {
         exit: exit.and_then(|ports| ports.parse().ok()),
         tokens: None,
         hsdir: false,
+        protocols: Protocols::NONE,
     };
     sign_descriptor(descriptor, &key(n)).expect("signed")
 }

@@ -13,7 +13,7 @@ use hoplite_mediator::{config as front, tun};
 use hoplite_onion::path::MOST_HOPS;
 use hoplite_relay::config::Role;
 use hoplite_wire::{
-    OnionKey, Target,
+    OnionKey, Protocols, Target,
     directory::{Descriptor, Key, Roles, Source},
 };
 use serde::{Deserialize, Deserializer, de};
@@ -131,6 +131,9 @@ pub(crate) struct Relay {
     /// Its RSA identity, if it is a relay of Tor.
     #[serde(default, deserialize_with = "hoplite_config::parsed_option")]
     pub(crate) rsa: Option<RsaId>,
+    /// Which other subprotocols of Tor it speaks.
+    #[serde(default, deserialize_with = "hoplite_config::parsed_option")]
+    pub(crate) protocols: Option<Protocols>,
     /// What it does.
     #[serde(default = "both_roles")]
     pub(crate) roles: Vec<Role>,
@@ -256,6 +259,7 @@ impl Relay {
             exit: None,
             tokens: None,
             hsdir: false,
+            protocols: Protocols::NONE,
         }
     }
 }
