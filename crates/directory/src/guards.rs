@@ -12,7 +12,10 @@ use std::collections::HashSet;
 
 use hoplite_wire::directory::Key;
 
-use crate::path_selection::{Network, PathConstraints, Position, Random};
+use crate::{
+    path_bias::{CircuitFate, PathBias, Suspicion},
+    path_selection::{Network, PathConstraints, Position, Random},
+};
 
 // The parameters of guard-spec, under its names.
 
@@ -30,6 +33,12 @@ const GUARD_CONFIRMED_MIN_LIFETIME: u64 = 60 * 86_400;
 const REMOVE_UNLISTED_GUARDS_AFTER: u64 = 20 * 86_400;
 /// If no guard has answered for this long, the network was probably away, not they.
 const INTERNET_LIKELY_DOWN_INTERVAL: u64 = 600;
+
+/// So many of the sample at most are given up because their circuits fail: whoever can make circuits fail that are none of his gets a client from
+/// its guard once, and no further.
+const MAX_BARRED: usize = 1;
+/// After so many circuits their counts are to be stored again.
+const COUNTS_KEPT: u32 = 10;
 
 const MINUTE: u64 = 60;
 const HOUR: u64 = 3600;
@@ -53,6 +62,21 @@ pub struct Guard {
     pub confirmed: Option<u64>,
     /// Since when it is on no list.
     pub unlisted: Option<u64>,
+    /// How its circuits have fared.
+    pub bias: PathBias,
+}
+
+/// A guard's circuits fail more often than they did before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Suspect {
+    /// Its number in the order of the guards, from 1.
+    pub number: usize,
+    /// What it is suspected of.
+    pub suspicion: Suspicion,
+    /// By which counts.
+    pub bias: PathBias,
+    /// Whether another is used instead from now on.
+    pub given_up: bool,
 }
 
 /// A client's guards in the order of their use: first those that have carried circuits, as they came to it, then the others, as they were
@@ -62,24 +86,52 @@ pub struct Guards {
     sample: Vec<Known>,
     /// When one was last reached.
     heard: Option<u64>,
+    /// One that is suspected is used all the same.
+    only_tell: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Known {
+    /// With counts that are a few circuits old.
     guard: Guard,
+    /// The counts of now.
+    bias: PathBias,
+    /// Circuits since they were the same.
+    counted: u32,
+    /// What was told of it.
+    told: Suspicion,
     reach: Reach,
+}
+
+impl Known {
+    fn new(guard: Guard) -> Self {
+        Self {
+            guard,
+            bias: guard.bias,
+            counted: 0,
+            told: guard.bias.suspicion(),
+            reach: Reach::Maybe,
+        }
+    }
 }
 
 impl Guards {
     /// What the store has kept, in its order.
     pub fn new(kept: Vec<Guard>) -> Self {
-        let known = |guard| Known {
-            guard,
-            reach: Reach::Maybe,
-        };
+        let kept = kept.into_iter().take(MAX_SAMPLE_SIZE);
         Self {
-            sample: kept.into_iter().take(MAX_SAMPLE_SIZE).map(known).collect(),
+            sample: kept.map(Known::new).collect(),
             heard: None,
+            only_tell: false,
+        }
+    }
+
+    /// A guard whose circuits fail is told of, and used all the same.
+    #[must_use]
+    pub fn only_telling(self) -> Self {
+        Self {
+            only_tell: true,
+            ..self
         }
     }
 
@@ -191,6 +243,28 @@ impl Guards {
         new
     }
 
+    /// A circuit through it fares so. What is to be told, if that is something new.
+    pub fn circuit_fares(&mut self, identity: &Key, fate: CircuitFate) -> Option<Suspect> {
+        let place = self.place(identity)?;
+        let barred = self.sample.iter().filter(|known| known.bias.barred);
+        let may_bar = !self.only_tell && barred.count() < MAX_BARRED;
+        let known = self.sample.get_mut(place)?;
+        let given_up = known.note(fate, may_bar);
+        let suspicion = known.bias.suspicion();
+        let is_new = suspicion > known.told;
+        // A rate about a bound is told once, until it has been good again.
+        known.told = match suspicion {
+            Suspicion::None => suspicion,
+            _ => known.told.max(suspicion),
+        };
+        (is_new || given_up).then_some(Suspect {
+            number: place.saturating_add(1),
+            suspicion,
+            bias: known.bias,
+            given_up,
+        })
+    }
+
     fn known(&mut self, identity: &Key) -> Option<&mut Known> {
         let mut sample = self.sample.iter_mut();
         sample.find(|known| known.guard.identity == *identity)
@@ -228,20 +302,23 @@ impl Guards {
                 chosen: now.saturating_sub(random(GUARD_LIFETIME / 10)),
                 confirmed: None,
                 unlisted: None,
+                bias: PathBias::default(),
             };
-            let reach = Reach::Maybe;
-            self.sample.push(Known { guard, reach });
+            self.sample.push(Known::new(guard));
             usable = usable.saturating_add(1);
         }
     }
 
-    /// The places of those that are listed and fit.
+    /// The places of those that are listed and fit; of one that was given up only if there is no other.
     fn usable(&self, network: &Network, constraints: &PathConstraints) -> Vec<usize> {
         let fits =
             |known: &Known| network.is_fit(&known.guard.identity, Position::Entry, constraints);
         let sample = self.sample.iter().enumerate();
-        let usable = sample.filter(|(_, known)| fits(known));
-        usable.map(|(place, _)| place).collect()
+        let fitting = sample.filter(|(_, known)| fits(known));
+        let (barred, usable): (Vec<_>, Vec<_>) =
+            fitting.partition(|(_, known)| known.bias.barred && !self.only_tell);
+        let those = if usable.is_empty() { barred } else { usable };
+        those.into_iter().map(|(place, _)| place).collect()
     }
 
     fn choose(
@@ -258,6 +335,20 @@ impl Guards {
         };
         let new = network.one(Position::Entry, &constraints, random)?;
         Some(new.identity)
+    }
+}
+
+impl Known {
+    /// Whether it is given up for that.
+    fn note(&mut self, fate: CircuitFate, may_bar: bool) -> bool {
+        self.bias.note(fate);
+        let bars = may_bar && !self.bias.barred && self.bias.suspicion() == Suspicion::Extreme;
+        self.bias.barred |= bars;
+        self.counted = self.counted.saturating_add(1);
+        if bars || self.counted >= COUNTS_KEPT {
+            (self.guard.bias, self.counted) = (self.bias, 0);
+        }
+        bars
     }
 }
 

@@ -12,6 +12,7 @@ mod client;
 mod fetch;
 mod guards;
 mod hsdirs;
+mod path_bias;
 mod path_chooser;
 pub mod path_selection;
 mod round_trips;
@@ -19,13 +20,18 @@ mod store;
 #[cfg(test)]
 mod testing;
 pub mod tor;
+mod vanguards;
 
 pub use authority::Authority;
 pub use check::{Refused, Trust, said_by_holder, sign_descriptor};
 pub use client::{Client, Heard, ListChecker, Offered};
 pub use fetch::{FetchError, PROOF, fetch, fetch_descriptor, publish_descriptor, upload};
-pub use guards::{Guard, Guards};
+pub use guards::{Guard, Guards, Suspect};
 pub use hsdirs::{HsDirs, PlacedRing};
+pub use path_bias::{CircuitFate, PathBias, Suspicion};
 pub use path_chooser::{AVOIDED, Moment, PathChooser};
 pub use round_trips::{CANDIDATES, Candidate};
 pub use store::{Change, Store, StoreError};
+pub use vanguards::{
+    Layer, ServiceCircuit, ServiceEnd, ServicePurpose, Vanguard, Vanguards, VanguardsMode,
+};

@@ -2,15 +2,15 @@
 //! client and the simulator have one each. Pure: times and randomness are handed in.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     time::{Duration, Instant},
 };
 
 use hoplite_wire::directory::{Descriptor, Key};
 
 use crate::{
-    Guard, Guards,
-    path_selection::{Network, NoPath, OverlayKind, PathConstraints, Random},
+    CircuitFate, Guard, Guards, ServiceCircuit, Suspect, Vanguard, Vanguards,
+    path_selection::{Network, NoPath, OverlayKind, PathConstraints, Position, Random},
     round_trips::{self, CANDIDATES, Candidate, Candidates},
 };
 
@@ -37,6 +37,8 @@ pub struct PathChooser {
     failed: VecDeque<(Key, Instant)>,
     /// The exits of which one is taken, and how far they are.
     candidates: Candidates,
+    /// The relays behind the guard of all circuits of onion services.
+    vanguards: Vanguards,
 }
 
 impl PathChooser {
@@ -51,6 +53,29 @@ impl PathChooser {
             guards: Some(Guards::new(kept)),
             ..Self::default()
         }
+    }
+
+    /// Whether a guard whose circuits fail is used all the same, and only told of.
+    #[must_use]
+    pub fn only_telling(self, only_telling: bool) -> Self {
+        match (self.guards, only_telling) {
+            (Some(guards), true) => Self {
+                guards: Some(guards.only_telling()),
+                ..self
+            },
+            (guards, _) => Self { guards, ..self },
+        }
+    }
+
+    /// With these vanguards.
+    #[must_use]
+    pub fn with_vanguards(self, vanguards: Vanguards) -> Self {
+        Self { vanguards, ..self }
+    }
+
+    /// The vanguards that the store should keep.
+    pub fn vanguards(&self) -> Vec<Vanguard> {
+        self.vanguards.kept()
     }
 
     /// With the exits that the store has kept.
@@ -184,6 +209,41 @@ impl PathChooser {
         Err(why)
     }
 
+    /// The relays of a circuit of an onion service, without a last one that is given: the guard of all circuits, whatever the last one is, and behind it
+    /// vanguards. Of what `constraints` asks, that relays are apart, the exit and the number of hops do not count.
+    ///
+    /// # Errors
+    /// [`NoPath`].
+    pub fn select_service_circuit<'a>(
+        &mut self,
+        network: &'a Network,
+        constraints: &PathConstraints,
+        circuit: ServiceCircuit<'_>,
+        now: Moment,
+        random: Random<'_>,
+    ) -> Result<Vec<&'a Descriptor>, NoPath> {
+        let mut constraints = constraints.clone();
+        let guard = match &mut self.guards {
+            Some(guards) => guards.pick(network, &constraints, now.calendar, random),
+            None => network
+                .one(Position::Entry, &constraints, random)
+                .map(|entry| entry.identity),
+        };
+        let guard = guard.and_then(|guard| network.relay(&guard));
+        let guard = guard.ok_or(NoPath::Unguarded)?;
+        constraints.avoid.extend(self.failed_lately(now));
+        let time = (now.calendar, random);
+        let path = self
+            .vanguards
+            .path(network, &constraints, guard, circuit, time);
+        path.ok_or(NoPath::Together)
+    }
+
+    /// A circuit through this guard fares so. What is to be told of the guard, if that is something new. Nothing changes for a relay that is no guard.
+    pub fn circuit_fares(&mut self, guard: &Key, fate: CircuitFate) -> Option<Suspect> {
+        self.guards.as_mut()?.circuit_fares(guard, fate)
+    }
+
     /// A guard carried what it should. True if the store should keep that.
     pub fn guard_worked(&mut self, guard: &Key, now: Moment, random: Random<'_>) -> bool {
         let guards = self.guards.as_mut();
@@ -223,7 +283,6 @@ impl PathChooser {
         now: Moment,
         random: Random<'_>,
     ) -> Result<Vec<&'a Descriptor>, NoPath> {
-        constraints.avoid.extend(constraints.beyond);
         let open = network.select_path(&constraints, random)?;
         let Some(guards) = self.guards.as_mut().filter(|_| constraints.hops > 1) else {
             return Ok(open);
@@ -231,7 +290,7 @@ impl PathChooser {
         // A relay that failed behind a guard may still be a guard itself: whether it can be reached, `Guards` knows.
         let mut unfit = match constraints.overlay {
             OverlayKind::Masque => constraints.avoid.clone(),
-            OverlayKind::Onion => constraints.beyond.into_iter().collect(),
+            OverlayKind::Onion => HashSet::new(),
         };
         loop {
             let asked = PathConstraints {
@@ -346,37 +405,6 @@ mod tests {
             path.expect("possible")[0]
         });
         assert_eq!(exits.collect::<Vec<_>>(), [1, 2, 3]);
-    }
-
-    #[test]
-    fn a_circuit_to_the_guard_itself_has_another_guard_and_the_next_has_the_first_again() {
-        let relays = [1, 2, 3, 4, 5].map(|number| {
-            let onion = Some([number; 32]);
-            Descriptor {
-                onion,
-                ..relay(number, true, true, &number.to_string())
-            }
-        });
-        let network = Network::unsigned(relays.to_vec());
-        let mut chooser = PathChooser::guarded(Vec::new());
-        let mut seed = 0u64;
-        let mut path = |beyond: Option<Key>| {
-            let constraints = PathConstraints {
-                overlay: OverlayKind::Onion,
-                beyond,
-                ..hops(3)
-            };
-            seed += 1;
-            let random = &mut |most: u64| seed % most;
-            let path = chooser.select_circuit(&network, &constraints, false, now(), random);
-            let path = path.expect("possible").into_iter();
-            path.map(|relay| relay.identity).collect::<Vec<_>>()
-        };
-        let guard = path(None)[0];
-        for _ in 0..9 {
-            assert!(!path(Some(guard)).contains(&guard));
-            assert_eq!(path(None)[0], guard);
-        }
     }
 
     proptest! {

@@ -49,8 +49,6 @@ pub struct PathConstraints {
     pub entry: Option<Key>,
     /// Relays that failed lately, or must not be used.
     pub avoid: HashSet<Key>,
-    /// The relay that the path is to be lengthened by, of a circuit to it: it stands nowhere before, and is no guard of that path either.
-    pub beyond: Option<Key>,
     /// What must differ between any two relays.
     pub apart: Apart,
     /// Whether only relays with a TLS pin will do (MASQUE), or only those with an onion key (circuits).

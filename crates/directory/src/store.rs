@@ -10,17 +10,18 @@ use std::{
 use hoplite_wire::directory::Key;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, params};
 
-use crate::{Candidate, Guard};
+use crate::{Candidate, Guard, Layer, PathBias, Vanguard};
 
 /// The schema's version, in `user_version`.
-const VERSION: i64 = 5;
+const VERSION: i64 = 6;
 /// What makes a new file, and what makes of each version the next.
-const CHANGES: [&str; 5] = [
+const CHANGES: [&str; 6] = [
     include_str!("store/schema.sql"),
     include_str!("store/from1.sql"),
     include_str!("store/from2.sql"),
     include_str!("store/from3.sql"),
     include_str!("store/from4.sql"),
+    include_str!("store/from5.sql"),
 ];
 /// How long another process may hold the file.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -219,7 +220,8 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub fn guards(&self) -> Result<Vec<Guard>, StoreError> {
-        let sql = "SELECT identity, chosen, confirmed, unlisted FROM guard ORDER BY place";
+        let sql = "SELECT identity, chosen, confirmed, unlisted, circuits, built, uses, used, barred \
+                   FROM guard ORDER BY place";
         let mut statement = self.connection.prepare(sql)?;
         let rows = statement.query_map([], guard)?;
         Ok(rows.collect::<rusqlite::Result<_>>()?)
@@ -230,7 +232,8 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub fn keep_guards(&mut self, guards: &[Guard]) -> Result<(), StoreError> {
-        let sql = "INSERT INTO guard (place, identity, chosen, confirmed, unlisted) VALUES (?1, ?2, ?3, ?4, ?5)";
+        let sql = "INSERT INTO guard (place, identity, chosen, confirmed, unlisted, circuits, built, uses, used, barred) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
         self.transaction(|transaction| {
             transaction.execute("DELETE FROM guard", [])?;
             let mut insert = transaction.prepare(sql)?;
@@ -242,8 +245,50 @@ impl Store {
                     guard.identity.0,
                     signed(guard.chosen),
                     confirmed,
-                    unlisted
+                    unlisted,
+                    guard.bias.circuits,
+                    guard.bias.built,
+                    guard.bias.uses,
+                    guard.bias.used,
+                    guard.bias.barred
                 ])?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The vanguards.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn vanguards(&self) -> Result<Vec<Vanguard>, StoreError> {
+        let sql = "SELECT identity, layer, until FROM vanguard ORDER BY place";
+        let mut statement = self.connection.prepare(sql)?;
+        let rows = statement.query_map([], |row| {
+            let found = layer(row.get(1)?);
+            let (identity, until) = (Key(row.get(0)?), row.get::<_, i64>(2)?);
+            Ok(found.map(|layer| Vanguard {
+                identity,
+                layer,
+                until: u64::try_from(until).unwrap_or(0),
+            }))
+        })?;
+        let rows: Vec<_> = rows.collect::<rusqlite::Result<_>>()?;
+        Ok(rows.into_iter().flatten().collect())
+    }
+
+    /// Keeps these vanguards instead of those before.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn keep_vanguards(&mut self, vanguards: &[Vanguard]) -> Result<(), StoreError> {
+        let sql = "INSERT INTO vanguard (place, identity, layer, until) VALUES (?1, ?2, ?3, ?4)";
+        self.transaction(|transaction| {
+            transaction.execute("DELETE FROM vanguard", [])?;
+            let mut insert = transaction.prepare(sql)?;
+            for (place, one) in (0i64..).zip(vanguards) {
+                let (layer, until) = (layer_number(one.layer), signed(one.until));
+                insert.execute(params![place, one.identity.0, layer, until])?;
             }
             Ok(())
         })
@@ -363,7 +408,30 @@ fn guard(row: &Row<'_>) -> rusqlite::Result<Guard> {
         chosen: time(1)?.unwrap_or(0),
         confirmed: time(2)?,
         unlisted: time(3)?,
+        bias: PathBias {
+            circuits: row.get(4)?,
+            built: row.get(5)?,
+            uses: row.get(6)?,
+            used: row.get(7)?,
+            barred: row.get(8)?,
+        },
     })
+}
+
+/// As the store has it.
+fn layer(number: u8) -> Option<Layer> {
+    match number {
+        2 => Some(Layer::Second),
+        3 => Some(Layer::Third),
+        _ => None,
+    }
+}
+
+fn layer_number(layer: Layer) -> u8 {
+    match layer {
+        Layer::Second => 2,
+        Layer::Third => 3,
+    }
 }
 
 /// SQLite's integers are signed.
@@ -381,6 +449,7 @@ mod tests {
             chosen: 7,
             confirmed,
             unlisted: None,
+            bias: PathBias::default(),
         }
     }
 
@@ -388,7 +457,24 @@ mod tests {
     fn what_is_kept_is_there_after_a_restart() {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("cache.sqlite");
-        let guards = [guard(9, Some(3)), guard(1, None)];
+        let bias = PathBias {
+            circuits: 5,
+            built: 4,
+            uses: 3,
+            used: 2,
+            barred: true,
+        };
+        let suspected = Guard {
+            bias,
+            ..guard(9, Some(3))
+        };
+        let guards = [suspected, guard(1, None)];
+        let vanguard = |layer| Vanguard {
+            identity: Key([4; 32]),
+            layer,
+            until: 6,
+        };
+        let vanguards = [Layer::Second, Layer::Third].map(vanguard);
         let candidate = |millis| Candidate {
             identity: Key([3; 32]),
             millis,
@@ -402,6 +488,7 @@ mod tests {
             store.keep_list("second").expect("kept");
             store.keep_guards(&guards).expect("kept");
             store.keep_candidates(&candidates).expect("kept");
+            store.keep_vanguards(&vanguards).expect("kept");
             let descriptor = |text: &str| Change::Descriptor(Key([1; 32]), text.into());
             let changes = [descriptor("old"), descriptor("new")];
             store.write(&changes).expect("kept");
@@ -416,6 +503,7 @@ mod tests {
         assert_eq!(store.list().expect("read"), Some(("second".into(), false)));
         assert_eq!(store.guards().expect("read"), guards);
         assert_eq!(store.candidates().expect("read"), candidates);
+        assert_eq!(store.vanguards().expect("read"), vanguards);
         let descriptors = store.descriptors().expect("read");
         assert_eq!(descriptors, [("newer".to_owned(), Some(7))]);
         let changes = [Change::Forget(Key([1; 32])), Change::List("third".into())];
@@ -469,7 +557,11 @@ mod tests {
         let first = include_str!("store/schema.sql").replace("confirmed", "failed");
         let first = first.replace("CREATE TABLE before", "CREATE TABLE absent");
         let first = first.replace("CREATE TABLE candidate", "CREATE TABLE missing");
+        let first = first.replace("CREATE TABLE vanguard", "CREATE TABLE lacking");
         let first = first.replace(", since INTEGER) WITHOUT", ") WITHOUT");
+        let (begin, rest) = first.split_once(", circuits").expect("counts");
+        let (_, end) = rest.split_once(");").expect("an end");
+        let first = format!("{begin});{end}");
         old.execute_batch(&first).expect("made");
         let insert = "INSERT INTO guard VALUES (?1, ?2, 7, ?3, NULL)";
         old.execute(insert, params![0, [9u8; 32], 3]).expect("kept");

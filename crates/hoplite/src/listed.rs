@@ -6,8 +6,9 @@ use std::{collections::BTreeSet, fmt, path::Path, sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use hoplite_crypto::{Pin, Token};
 use hoplite_directory::{
-    self as directory, Candidate, Guard, HsDirs, ListChecker, Moment, Offered, PathChooser,
-    Refused, Store, StoreError,
+    self as directory, Candidate, CircuitFate, Guard, HsDirs, Layer, ListChecker, Moment, Offered,
+    PathBias, PathChooser, Refused, ServiceCircuit, Store, StoreError, Suspect, Suspicion,
+    Vanguard, Vanguards,
     path_selection::{Network, NoPath, OverlayKind, PathConstraints, Random},
 };
 use hoplite_masque::{self as masque, Choose, Paths};
@@ -65,12 +66,21 @@ struct State {
     known: directory::Client,
     network: Arc<Network>,
     chooser: PathChooser,
-    /// The guards that the store has, and the exits of which one is taken.
-    stored: (Vec<Guard>, Vec<Candidate>),
+    /// What the store has of the choice of paths.
+    stored: Stored,
     /// The first relay of the path that was chosen last.
     first: Option<Key>,
     /// Who keeps what the store has, where that is not a file.
     keeper: Option<Keeper>,
+}
+
+/// What the store has of the choice of paths.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Stored {
+    guards: Vec<Guard>,
+    vanguards: Vec<Vanguard>,
+    /// The exits of which one is taken.
+    candidates: Vec<Candidate>,
 }
 
 /// The paths that a client makes from the list.
@@ -140,7 +150,16 @@ pub(crate) struct DirectoryCache {
     proofs: Vec<String>,
     guards: Vec<KeptGuard>,
     #[serde(default)]
+    vanguards: Vec<KeptVanguard>,
+    #[serde(default)]
     candidates: Vec<KeptCandidate>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct KeptVanguard {
+    identity: [u8; 32],
+    is_third: bool,
+    until: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -156,6 +175,68 @@ struct KeptGuard {
     chosen: u64,
     confirmed: Option<u64>,
     unlisted: Option<u64>,
+    /// How its circuits have fared: those to be built, built, to be used, used; and whether it is given up.
+    #[serde(default)]
+    circuits: [u32; 4],
+    #[serde(default)]
+    barred: bool,
+}
+
+impl From<Guard> for KeptGuard {
+    fn from(guard: Guard) -> Self {
+        let bias = guard.bias;
+        Self {
+            identity: guard.identity.0,
+            chosen: guard.chosen,
+            confirmed: guard.confirmed,
+            unlisted: guard.unlisted,
+            circuits: [bias.circuits, bias.built, bias.uses, bias.used],
+            barred: bias.barred,
+        }
+    }
+}
+
+impl From<&KeptGuard> for Guard {
+    fn from(guard: &KeptGuard) -> Self {
+        let [circuits, built, uses, used] = guard.circuits;
+        Self {
+            identity: Key(guard.identity),
+            chosen: guard.chosen,
+            confirmed: guard.confirmed,
+            unlisted: guard.unlisted,
+            bias: PathBias {
+                circuits,
+                built,
+                uses,
+                used,
+                barred: guard.barred,
+            },
+        }
+    }
+}
+
+impl From<Vanguard> for KeptVanguard {
+    fn from(one: Vanguard) -> Self {
+        Self {
+            identity: one.identity.0,
+            is_third: one.layer == Layer::Third,
+            until: one.until,
+        }
+    }
+}
+
+impl From<&KeptVanguard> for Vanguard {
+    fn from(one: &KeptVanguard) -> Self {
+        Self {
+            identity: Key(one.identity),
+            layer: if one.is_third {
+                Layer::Third
+            } else {
+                Layer::Second
+            },
+            until: one.until,
+        }
+    }
 }
 
 /// Where a process without a cache has its things kept.
@@ -181,12 +262,6 @@ impl DirectoryCache {
     }
 
     fn of(store: &Store) -> Result<Self, StoreError> {
-        let guard = |guard: Guard| KeptGuard {
-            identity: guard.identity.0,
-            chosen: guard.chosen,
-            confirmed: guard.confirmed,
-            unlisted: guard.unlisted,
-        };
         let candidate = |one: Candidate| KeptCandidate {
             identity: one.identity.0,
             millis: one.millis,
@@ -196,7 +271,12 @@ impl DirectoryCache {
             list: store.list()?,
             before: store.before()?,
             proofs: store.proofs()?,
-            guards: store.guards()?.into_iter().map(guard).collect(),
+            guards: store.guards()?.into_iter().map(KeptGuard::from).collect(),
+            vanguards: store
+                .vanguards()?
+                .into_iter()
+                .map(KeptVanguard::from)
+                .collect(),
             candidates: store.candidates()?.into_iter().map(candidate).collect(),
         })
     }
@@ -206,16 +286,14 @@ impl DirectoryCache {
         if *self == old {
             return Ok(());
         }
-        let guard = |guard: &KeptGuard| Guard {
-            identity: Key(guard.identity),
-            chosen: guard.chosen,
-            confirmed: guard.confirmed,
-            unlisted: guard.unlisted,
-        };
         self.put_lists_into(store, &old)?;
         if self.guards != old.guards {
-            let guards: Vec<Guard> = self.guards.iter().map(guard).collect();
+            let guards: Vec<Guard> = self.guards.iter().map(Guard::from).collect();
             store.keep_guards(&guards)?;
+        }
+        if self.vanguards != old.vanguards {
+            let vanguards: Vec<Vanguard> = self.vanguards.iter().map(Vanguard::from).collect();
+            store.keep_vanguards(&vanguards)?;
         }
         let candidate = |one: &KeptCandidate| Candidate {
             identity: Key(one.identity),
@@ -463,13 +541,22 @@ impl Listed {
         needs: Needs,
         mut known: directory::Client,
     ) -> Result<Self, StoreError> {
-        let stored = (known.store().guards()?, known.store().candidates()?);
+        let store = known.store();
+        let stored = Stored {
+            guards: store.guards()?,
+            vanguards: store.vanguards()?,
+            candidates: store.candidates()?,
+        };
         let chooser = if file.guards {
-            PathChooser::guarded(stored.0.clone())
+            PathChooser::guarded(stored.guards.clone())
         } else {
             PathChooser::unguarded()
         };
-        let chooser = chooser.with_candidates(&stored.1);
+        let vanguards = Vanguards::new(file.vanguards.into(), stored.vanguards.clone());
+        let chooser = chooser
+            .only_telling(!file.give_up_guards)
+            .with_vanguards(vanguards)
+            .with_candidates(&stored.candidates);
         let state = State {
             file,
             needs,
@@ -505,24 +592,46 @@ impl Listed {
         Ok(hsdirs.map(|hsdirs| (Arc::clone(&state.network), hsdirs)))
     }
 
-    /// A path for a circuit to `ports`: to all of them if they are `required`, else to as many as can be; or to one that leads on to the relay `beyond`.
+    /// A path for a circuit to `ports`: to all of them if they are `required`, else to as many as can be.
     pub(crate) fn circuit(
         &self,
         network: &Network,
         (ports, required): (&[u16], bool),
-        beyond: Option<Key>,
         random: Random<'_>,
     ) -> Result<Vec<Descriptor>, NoPath> {
         let state = &mut *self.lock();
         let constraints = PathConstraints {
             ports: ports.to_vec(),
-            beyond,
             ..state.needs.constraints(&state.file)
         };
         let chooser = &mut state.chooser;
         let path = chooser.select_circuit(network, &constraints, required, moment(), random);
         state.keep_guards();
         Ok(path?.into_iter().cloned().collect())
+    }
+
+    /// A path for a circuit of an onion service, without a last relay that is given.
+    pub(crate) fn service_circuit(
+        &self,
+        network: &Network,
+        circuit: ServiceCircuit<'_>,
+        random: Random<'_>,
+    ) -> Result<Vec<Descriptor>, NoPath> {
+        let state = &mut *self.lock();
+        let constraints = state.needs.constraints(&state.file);
+        let chooser = &mut state.chooser;
+        let path = chooser.select_service_circuit(network, &constraints, circuit, moment(), random);
+        state.keep_guards();
+        Ok(path?.into_iter().cloned().collect())
+    }
+
+    /// A circuit from this guard fares so.
+    pub(crate) fn circuit_fares(&self, guard: &Key, fate: CircuitFate) {
+        let state = &mut *self.lock();
+        if let Some(suspect) = state.chooser.circuit_fares(guard, fate) {
+            tell_suspect(&suspect);
+        }
+        state.keep_guards();
     }
 
     /// A circuit was built from this guard.
@@ -803,24 +912,18 @@ impl State {
 
     /// Writes to the disk only what is new.
     fn keep_guards(&mut self) {
-        let (guards, candidates) = &self.stored;
-        // Without guards, those that there were stay for another time.
-        let kept = self.chooser.kept().unwrap_or_else(|| guards.clone());
-        let near = self.chooser.candidates();
-        let (is_kept, is_near) = (kept == *guards, near == *candidates);
-        if is_kept && is_near {
+        let old = &self.stored;
+        let now = Stored {
+            // Without guards, those that there were stay for another time.
+            guards: self.chooser.kept().unwrap_or_else(|| old.guards.clone()),
+            vanguards: self.chooser.vanguards(),
+            candidates: self.chooser.candidates(),
+        };
+        if now == *old {
             return;
         }
-        let store = self.known.store();
-        let mut done = Ok(());
-        if !is_kept {
-            done = store.keep_guards(&kept);
-        }
-        if !is_near {
-            done = done.and_then(|()| store.keep_candidates(&near));
-        }
-        match done {
-            Ok(()) => self.stored = (kept, near),
+        match now.put_into(self.known.store(), old) {
+            Ok(()) => self.stored = now,
             Err(error) => warn!("the guards cannot be stored: {error}"),
         }
         self.keep();
@@ -839,6 +942,62 @@ impl State {
             }
             Err(error) => warn!("the cache of the directory cannot be read: {error}"),
         }
+    }
+}
+
+impl Stored {
+    /// What differs from what is there.
+    fn put_into(&self, store: &mut Store, old: &Self) -> Result<(), StoreError> {
+        if self.guards != old.guards {
+            store.keep_guards(&self.guards)?;
+        }
+        if self.vanguards != old.vanguards {
+            store.keep_vanguards(&self.vanguards)?;
+        }
+        if self.candidates != old.candidates {
+            store.keep_candidates(&self.candidates)?;
+        }
+        Ok(())
+    }
+}
+
+/// A guard is called by its number in the order of this client's: who it is, no log tells.
+fn tell_suspect(suspect: &Suspect) {
+    let guard = suspect.number;
+    let PathBias {
+        circuits,
+        built,
+        uses,
+        used,
+        ..
+    } = suspect.bias;
+    if suspect.given_up {
+        warn!(
+            guard,
+            circuits,
+            built,
+            uses,
+            used,
+            "so many circuits through a guard fail that it may choose which: another guard is used from now on; tell the directory's operators"
+        );
+    } else if suspect.suspicion >= Suspicion::Warn {
+        warn!(
+            guard,
+            circuits,
+            built,
+            uses,
+            used,
+            "so many circuits through a guard fail that it, or somebody before it, may choose which: if other clients fare better, remove the cache of the directory, and other guards are chosen"
+        );
+    } else {
+        info!(
+            guard,
+            circuits,
+            built,
+            uses,
+            used,
+            "more circuits through a guard fail than should: it or the network may have too much to do"
+        );
     }
 }
 
@@ -901,10 +1060,26 @@ mod tests {
             chosen: 1,
             confirmed: Some(2),
             unlisted: None,
+            bias: PathBias {
+                circuits: 5,
+                built: 4,
+                uses: 3,
+                used: 2,
+                barred: true,
+            },
+        };
+        let vanguard = |layer| Vanguard {
+            identity: Key([8; 32]),
+            layer,
+            until: 9,
         };
         carried(|_| ());
         carried(|store| store.keep_list("one").expect("kept"));
         carried(|store| store.keep_guards(&[guard]).expect("kept"));
+        carried(|store| {
+            let vanguards = [Layer::Second, Layer::Third].map(vanguard);
+            store.keep_vanguards(&vanguards).expect("kept");
+        });
         let candidate = Candidate {
             identity: Key([7; 32]),
             millis: Some(3),

@@ -125,6 +125,12 @@ pub(crate) fn is_of_channel(error: &Error) -> bool {
     error::Error::source(error).is_some_and(<dyn error::Error>::is::<Closed>)
 }
 
+/// Whether a relay of the circuit has ended it, or broke the protocol: neither was it closed here, nor is the channel lost.
+pub(crate) fn is_of_relays(error: &Error) -> bool {
+    let has_cause = error::Error::source(error).is_some();
+    has_cause && error.kind() != ErrorKind::Bug && !is_of_channel(error)
+}
+
 /// Whether a relay did not accept the handshake, or to be the one that was meant: the client may have an old key of it. Where another relay
 /// was asked to extend to it, that one says no more than that it did not come about.
 pub(crate) fn is_refusal(error: &Error) -> bool {

@@ -13,7 +13,8 @@
 //! it there. [`ServicesOverlay`] makes an overlay of all that a client needs.
 //!
 //! # Not in this room
-//! Which relays keep descriptors, and how they are asked ([`ServiceDirectory`]). Proof of work, Vanguards and single onion services are not built.
+//! Which relays keep descriptors, and how they are asked ([`ServiceDirectory`]). Proof of work and single onion services are not built. Vanguards are whoever
+//! chooses paths ([`crate::path::Paths::service_path`]).
 
 use std::{
     fmt,
@@ -23,10 +24,9 @@ use std::{
 };
 
 use hoplite_crypto::onion::{RelayKeys, identity::stand_in};
-use hoplite_overlay::{Error, ErrorKind};
 use hoplite_wire::{Protocols, cell::circuit::LinkSpecifier};
 
-use crate::path::{CircuitUsage, Paths, Relay};
+use crate::path::Relay;
 
 mod client;
 mod descriptors;
@@ -107,22 +107,6 @@ fn address(specifier: &LinkSpecifier<'_>) -> Option<SocketAddr> {
         LinkSpecifier::Ipv6(address) => Some((*address).into()),
         _ => None,
     }
-}
-
-/// How many paths are chosen, to find one that does not end at certain relays.
-const PATHS_TRIED: usize = 8;
-
-/// A path that ends at none of these relays, by their Ed25519 identities.
-async fn path_that_avoids(paths: &dyn Paths, avoided: &[[u8; 32]]) -> Result<Vec<Relay>, Error> {
-    for _ in 0..PATHS_TRIED {
-        let path = paths.path(&CircuitUsage::default()).await?;
-        let last = path.last().map(|relay| relay.keys.ed25519);
-        if last.is_some_and(|last| !avoided.contains(&last)) {
-            return Ok(path);
-        }
-    }
-    let doing = "choosing a path for an onion service: each ends where it must not";
-    Err(Error::new(ErrorKind::PathFailed, doing))
 }
 
 /// The clock, in seconds since 1970.

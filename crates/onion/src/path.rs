@@ -12,7 +12,7 @@ use crate::channel::Waiting;
 /// The longest path.
 pub const MOST_HOPS: usize = 8;
 
-/// How many paths are chosen, to find one that does not go through the relay that it is to lead to.
+/// How many paths are chosen, to find one that leads to where it is to end.
 const PATHS_TRIED: usize = 8;
 
 /// A relay, as a client knows it.
@@ -47,6 +47,32 @@ pub struct CircuitUsage {
     pub required: bool,
 }
 
+/// What a circuit of an onion service is for: who chooses paths knows how many relays protect each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServicePurpose {
+    /// A client has the service come there.
+    ClientRendezvous,
+    /// A client introduces itself.
+    ClientIntroduction,
+    /// A client looks for a descriptor.
+    ClientHsDir,
+    /// A service goes to meet a client.
+    ServiceRendezvous,
+    /// A service is introduced there.
+    ServiceIntroduction,
+    /// A service publishes its descriptor.
+    ServiceHsDir,
+}
+
+/// The last relay of a circuit of an onion service.
+#[derive(Clone, Copy, Debug)]
+pub enum ServiceEnd<'a> {
+    /// This one, which somebody else has chosen, or chance for long.
+    Given(&'a Relay),
+    /// Any other than these, by their Ed25519 identities.
+    OtherThan(&'a [[u8; 32]]),
+}
+
 /// Which hop of a path failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failed {
@@ -56,31 +82,67 @@ pub struct Failed {
     pub refused: bool,
 }
 
+/// How a circuit fares whose first relay has answered. One fares in several ways, one after another. path-spec "Detecting route manipulation by Guard
+/// nodes".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CircuitFate {
+    /// All relays have answered.
+    Built,
+    /// A relay has ended it before, or it did not come about in the longest time that any takes.
+    NotBuilt,
+    /// A relay has ended it after it was built, and before it was used.
+    Collapsed,
+    /// Its last relay has answered what it was asked.
+    Used,
+    /// A relay has ended it after its last relay was asked for something, and before that has answered.
+    NotUsed,
+}
+
 /// Chooses paths.
 pub trait Paths: fmt::Debug + Send + Sync {
     /// A path of one to [`MOST_HOPS`] relays.
     fn path<'a>(&'a self, usage: &'a CircuitUsage) -> Waiting<'a, Result<Vec<Relay>, Error>>;
 
-    /// A path to `last`, which somebody else has chosen: to an introduction point, or at the service to a rendezvous point. It is behind a path that
-    /// was chosen as any other, so that neither the choice nor `last` tells of the relays before it.
-    fn path_to<'a>(&'a self, last: &'a Relay) -> Waiting<'a, Result<Vec<Relay>, Error>> {
+    /// A path for a circuit of an onion service. Where its end is given it is behind relays that are chosen whatever it is, so that neither the choice nor
+    /// the end tells of them.
+    fn service_path<'a>(
+        &'a self,
+        _purpose: ServicePurpose,
+        end: ServiceEnd<'a>,
+    ) -> Waiting<'a, Result<Vec<Relay>, Error>> {
         Box::pin(async move {
             for _ in 0..PATHS_TRIED {
                 let mut path = self.path(&CircuitUsage::default()).await?;
-                let goes_through = |relay: &Relay| relay.keys.ed25519 == last.keys.ed25519;
-                if path.len() < MOST_HOPS && !path.iter().any(goes_through) {
-                    path.push(last.clone());
+                if ends(&mut path, end) {
                     return Ok(path);
                 }
             }
-            let doing =
-                "choosing a path to a relay of an onion service: each goes through that relay";
+            let doing = "choosing a path for an onion service: each goes through a relay, or ends at one, where it must not";
             Err(Error::new(ErrorKind::PathFailed, doing))
         })
     }
 
     /// What became of a path: it was built, or a hop failed, then or later.
     fn tried(&self, _path: &[Relay], _outcome: Result<(), Failed>) {}
+
+    /// How a circuit over relays of our choice fares, whose first relay has answered: who chooses that one for months counts it.
+    fn fares(&self, _path: &[Relay], _fate: CircuitFate) {}
+}
+
+/// Has a path that was chosen as any other end there, if it can.
+pub fn ends(path: &mut Vec<Relay>, end: ServiceEnd<'_>) -> bool {
+    match end {
+        ServiceEnd::Given(last) => {
+            let goes_through = |relay: &Relay| relay.keys.ed25519 == last.keys.ed25519;
+            let can = path.len() < MOST_HOPS && !path.iter().any(goes_through);
+            path.extend(can.then(|| last.clone()));
+            can
+        }
+        ServiceEnd::OtherThan(others) => {
+            let last = path.last();
+            last.is_some_and(|last| !others.contains(&last.keys.ed25519))
+        }
+    }
 }
 
 /// Always the same path, for experiments and tests.

@@ -10,8 +10,8 @@ use std::{
 use hoplite_channel::{self as channel, ChannelDialer, Channels, Counts, handshake::Us};
 use hoplite_crypto::onion::RelayKeys;
 use hoplite_directory::{
-    Refused,
-    path_selection::{NoPath, Position},
+    self as directory, Refused, ServiceCircuit,
+    path_selection::{Network, NoPath, Position},
 };
 use hoplite_onion::{
     Onion,
@@ -20,7 +20,7 @@ use hoplite_onion::{
         self, ClientConfig, ClientKeys, Descriptors, DescriptorsConfig, DirectoryCircuits, Reach,
         ServiceDirectory, ServicesOverlay,
     },
-    path::{self, Failed, Fixed, MOST_HOPS, Paths, Relay},
+    path::{self, CircuitFate, Failed, Fixed, Paths, Relay, ServiceEnd, ServicePurpose},
 };
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms};
 use hoplite_quic::Watch;
@@ -237,7 +237,7 @@ impl FromList {
     pub(crate) fn new(listed: &Listed, explicit: &[String]) -> Result<Arc<Self>, Failure> {
         let made = Self::with(listed, explicit, super::random());
         // What cannot work is said at once.
-        let first = made.choose(&path::CircuitUsage::default(), None);
+        let first = made.choose(&path::CircuitUsage::default());
         first.map_err(|error| match error {
             Unchosen::NoPath(error, _) => no_path(&error),
             Unchosen::Refused(error) => Failure::new(
@@ -263,42 +263,101 @@ impl FromList {
         tokio::spawn(async move { listed.keep(through, beside, |_| {}).await });
     }
 
-    fn choose(
-        &self,
-        asked: &path::CircuitUsage,
-        beyond: Option<Key>,
-    ) -> Result<Vec<Relay>, Unchosen> {
+    fn choose(&self, asked: &path::CircuitUsage) -> Result<Vec<Relay>, Unchosen> {
         let network = self.listed.current()?;
-        if !self.explicit.is_empty() {
-            let relays = network.explicit(&self.explicit, &self.listed.constraints())?;
-            return Ok(relays.into_iter().filter_map(relay_of_list).collect());
+        if let Some(path) = self.explicit(&network)? {
+            return Ok(path);
         }
         let mut random = self.random.lock();
         let to = (&*asked.ports, asked.required);
-        let path = self.listed.circuit(&network, to, beyond, &mut *random);
+        let path = self.listed.circuit(&network, to, &mut *random);
         let path = path.map_err(|why| Unchosen::NoPath(why, asked.required))?;
         Ok(path.iter().filter_map(relay_of_list).collect())
+    }
+
+    fn choose_for_service(
+        &self,
+        purpose: ServicePurpose,
+        end: ServiceEnd<'_>,
+    ) -> Result<Vec<Relay>, Unchosen> {
+        let network = self.listed.current()?;
+        if let Some(mut path) = self.explicit(&network)? {
+            return path::ends(&mut path, end)
+                .then_some(path)
+                .ok_or(Unchosen::NoPath(NoPath::Together, false));
+        }
+        let mut random = self.random.lock();
+        let others: Vec<Key>;
+        let (end, given) = match end {
+            ServiceEnd::Given(last) => {
+                let identity = Key(last.keys.ed25519);
+                (directory::ServiceEnd::Given(identity), Some(last.clone()))
+            }
+            ServiceEnd::OtherThan(relays) => {
+                others = relays.iter().copied().map(Key).collect();
+                (directory::ServiceEnd::OtherThan(&others), None)
+            }
+        };
+        let purpose = purpose_of_list(purpose);
+        let circuit = ServiceCircuit { purpose, end };
+        let path = self
+            .listed
+            .service_circuit(&network, circuit, &mut *random)?;
+        let path = path.iter().filter_map(relay_of_list);
+        Ok(path.chain(given).collect())
+    }
+
+    /// The path of an experiment.
+    fn explicit(&self, network: &Network) -> Result<Option<Vec<Relay>>, NoPath> {
+        if self.explicit.is_empty() {
+            return Ok(None);
+        }
+        let relays = network.explicit(&self.explicit, &self.listed.constraints())?;
+        Ok(Some(relays.into_iter().filter_map(relay_of_list).collect()))
+    }
+}
+
+fn purpose_of_list(purpose: ServicePurpose) -> directory::ServicePurpose {
+    use directory::ServicePurpose as Of;
+    match purpose {
+        ServicePurpose::ClientRendezvous => Of::ClientRendezvous,
+        ServicePurpose::ClientIntroduction => Of::ClientIntroduction,
+        ServicePurpose::ClientHsDir => Of::ClientHsDir,
+        ServicePurpose::ServiceRendezvous => Of::ServiceRendezvous,
+        ServicePurpose::ServiceIntroduction => Of::ServiceIntroduction,
+        ServicePurpose::ServiceHsDir => Of::ServiceHsDir,
+    }
+}
+
+fn fate_of_list(fate: CircuitFate) -> directory::CircuitFate {
+    use directory::CircuitFate as Of;
+    match fate {
+        CircuitFate::Built => Of::Built,
+        CircuitFate::NotBuilt => Of::NotBuilt,
+        CircuitFate::Collapsed => Of::Collapsed,
+        CircuitFate::Used => Of::Used,
+        CircuitFate::NotUsed => Of::NotUsed,
     }
 }
 
 impl Paths for FromList {
     fn path<'a>(&'a self, usage: &'a path::CircuitUsage) -> Waiting<'a, Result<Vec<Relay>, Error>> {
-        Box::pin(async { self.choose(usage, None).map_err(Error::from) })
+        Box::pin(async { self.choose(usage).map_err(Error::from) })
     }
 
-    /// Where `last` is the guard of all paths, another guard is taken for this one.
-    fn path_to<'a>(&'a self, last: &'a Relay) -> Waiting<'a, Result<Vec<Relay>, Error>> {
-        Box::pin(async {
-            let usage = path::CircuitUsage::default();
-            let mut path = self.choose(&usage, Some(Key(last.keys.ed25519)))?;
-            let goes_through = |relay: &Relay| relay.keys.ed25519 == last.keys.ed25519;
-            if path.len() >= MOST_HOPS || path.iter().any(goes_through) {
-                let doing = "choosing a path to a relay of an onion service: `path` goes through that relay, or is too long";
-                return Err(Error::new(ErrorKind::PathFailed, doing));
-            }
-            path.push(last.clone());
-            Ok(path)
-        })
+    fn service_path<'a>(
+        &'a self,
+        purpose: ServicePurpose,
+        end: ServiceEnd<'a>,
+    ) -> Waiting<'a, Result<Vec<Relay>, Error>> {
+        Box::pin(async move { self.choose_for_service(purpose, end).map_err(Error::from) })
+    }
+
+    fn fares(&self, path: &[Relay], fate: CircuitFate) {
+        if let Some(guard) = path.first() {
+            let guard = Key(guard.keys.ed25519);
+            self.listed.circuit_fares(&guard, fate_of_list(fate));
+        }
     }
 
     fn tried(&self, path: &[Relay], outcome: Result<(), Failed>) {

@@ -10,7 +10,7 @@ use hoplite_directory::{
 use hoplite_onion::{
     channel::Waiting,
     onion_service::{Destination, DirectoryCircuits, Placed, ServiceDirectory},
-    path::Relay,
+    path::{Relay, ServicePurpose},
 };
 use hoplite_overlay::{Error, ErrorKind, Reason};
 use hoplite_wire::directory::Key;
@@ -86,7 +86,10 @@ impl ServiceDirectory for ListedHsDirs {
         key: &'a BlindedKey,
     ) -> Waiting<'a, Result<String, Error>> {
         Box::pin(async move {
-            let stream = self.circuits.open(hsdir).await?;
+            let stream = self
+                .circuits
+                .open(hsdir, ServicePurpose::ClientHsDir)
+                .await?;
             let fetched = fetch_descriptor(stream, key.as_bytes()).await;
             fetched.map_err(|error| {
                 unasked(
@@ -103,7 +106,10 @@ impl ServiceDirectory for ListedHsDirs {
         descriptor: Arc<str>,
     ) -> Waiting<'a, Result<(), Error>> {
         Box::pin(async move {
-            let stream = self.circuits.open(hsdir).await?;
+            let stream = self
+                .circuits
+                .open(hsdir, ServicePurpose::ServiceHsDir)
+                .await?;
             let published = publish_descriptor(stream, &descriptor).await;
             published.map_err(|error| {
                 unasked(error, "giving a relay the descriptor of an onion service")

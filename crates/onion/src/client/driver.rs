@@ -31,7 +31,7 @@ use crate::{
     endpoint::{Arrival, Endpoint, Role, io::Shared},
     failure,
     flow_control::{Control, Pressure},
-    path::{CircuitUsage, Failed, Paths, Relay},
+    path::{CircuitFate, CircuitUsage, Failed, Paths, Relay},
 };
 
 /// Cells handled in one direction before the other has its turn, and how often before other tasks have theirs.
@@ -70,6 +70,47 @@ struct Driver {
     ending: Option<Pin<Box<Sleep>>>,
     /// With whoever talks to the last relay about an onion service.
     talk: Option<Talk>,
+    fares: Fares,
+}
+
+/// Tells whoever has chosen the relays how the circuit fares.
+#[derive(Default)]
+struct Fares {
+    /// Nobody is told of a circuit whose last relay is a stranger's choice.
+    paths: Option<Arc<dyn Paths>>,
+    /// The last relay was asked for something.
+    asked: bool,
+    /// It has answered.
+    answered: bool,
+}
+
+impl Fares {
+    fn tell(&self, path: &[Relay], fate: CircuitFate) {
+        if let Some(paths) = &self.paths {
+            paths.fares(path, fate);
+        }
+    }
+
+    /// The last relay has said something.
+    fn answer(&mut self, path: &[Relay]) {
+        if !std::mem::replace(&mut self.answered, true) {
+            self.tell(path, CircuitFate::Used);
+        }
+    }
+
+    /// The circuit has ended. That the channel to the first relay is lost, or that we have closed it, tells nothing.
+    fn end(&self, circuit: &ClientCircuit, error: &Error) {
+        let (hops, _) = circuit.hops();
+        if !failure::is_of_relays(error) || self.answered || hops == 0 {
+            return;
+        }
+        let fate = match (circuit.is_built(), self.asked) {
+            (false, _) => CircuitFate::NotBuilt,
+            (true, false) => CircuitFate::Collapsed,
+            (true, true) => CircuitFate::NotUsed,
+        };
+        self.tell(circuit.path(), fate);
+    }
 }
 
 /// Builds a circuit over `path`, whose first relay is at the other end of `channel`. Dropping the future gives it up.
@@ -81,16 +122,17 @@ pub async fn build(
     path: Vec<Relay>,
     config: &Config,
 ) -> Result<BuiltCircuit, (Error, usize)> {
-    build_telling(channel, path, config, &Arc::default(), None).await
+    build_telling(channel, path, config, &Arc::default(), None, None).await
 }
 
-/// Builds a circuit as [`build`] does, and says in `reached` how many hops it has; with `talk` it is for an onion service.
+/// Builds a circuit as [`build`] does, and says in `reached` how many hops it has; with `talk` it is for an onion service. `paths` is told how it fares.
 async fn build_telling(
     channel: &dyn Channel,
     path: Vec<Relay>,
     config: &Config,
     reached: &Arc<AtomicUsize>,
     talk: Option<Talk>,
+    paths: Option<Arc<dyn Paths>>,
 ) -> Result<BuiltCircuit, (Error, usize)> {
     let opened = channel.open().await;
     let circuit = opened.map_err(|_| (failure::channel_closed(true), 0))?;
@@ -127,6 +169,10 @@ async fn build_telling(
         ended: Arc::clone(&ended),
         ending: None,
         talk,
+        fares: Fares {
+            paths,
+            ..Fares::default()
+        },
     };
     let circuit = BuiltCircuit {
         shared,
@@ -195,6 +241,7 @@ impl Driver {
     async fn run(mut self) {
         let mut error = poll_fn(|cx| self.poll(cx)).await;
         let lost = self.circuit.lost(&error);
+        self.fares.end(&self.circuit, &error);
         if let Some(hop) = lost {
             error = failure::lost(&error, self.circuit.path(), hop);
         }
@@ -276,6 +323,7 @@ impl Driver {
         let heard = match progress {
             Progress::None => return Ok(()),
             Progress::Built => {
+                self.fares.tell(self.circuit.path(), CircuitFate::Built);
                 self.built.take().map(|built| built.send(Ok(())));
                 self.circuit.nonce().cloned().map(Heard::Built)
             }
@@ -322,7 +370,10 @@ impl Driver {
                 return Ok(sent);
             }
             match self.circuit.next(&mut endpoint, self.now) {
-                Some(cell) => self.channel.sender.send(cell),
+                Some(cell) => {
+                    self.fares.asked |= self.circuit.is_built();
+                    self.channel.sender.send(cell);
+                }
                 None => {
                     endpoint.set_driver(cx.waker());
                     return Ok(sent);
@@ -349,7 +400,11 @@ impl Driver {
                 Poll::Ready(None) => return Err(self.closed()),
                 Poll::Ready(Some(cell)) => cell,
             };
+            let was_built = self.circuit.is_built();
             let progress = self.circuit.handle(cell, &mut endpoint, at)?;
+            if was_built {
+                self.fares.answer(self.circuit.path());
+            }
             self.reached.store(self.circuit.hops().0, Relaxed);
             self.tell(progress)?;
         }
@@ -586,8 +641,9 @@ impl Builder {
     ) -> Attempt {
         let reached = Arc::<AtomicUsize>::default();
         let (over, config, told) = (path.clone(), self.config.clone(), Arc::clone(&reached));
+        let paths = (last == LastRelay::Ours).then(|| Arc::clone(&self.paths));
         let building = Box::pin(async move {
-            let built = build_telling(&*channel, over, &config, &told, talk).await;
+            let built = build_telling(&*channel, over, &config, &told, talk, paths).await;
             built.map_err(|(error, hop)| {
                 if channel.is_closed() {
                     (error, 0)
@@ -634,11 +690,15 @@ impl Builder {
             if matches!(took, Measured::Built(_)) {
                 builder.tried(&attempt.path, Ok(()));
             }
+            let hops = reached.load(Relaxed);
+            if matches!(took, Measured::Never) && hops > 0 && attempt.last == LastRelay::Ours {
+                builder.paths.fares(&attempt.path, CircuitFate::NotBuilt);
+            }
             let mut state = builder.state();
             state.measuring -= 1;
             match took {
                 Measured::Built(took) => state.times.measured(Some(took)),
-                Measured::Never if reached.load(Relaxed) > 0 => state.times.measured(None),
+                Measured::Never if hops > 0 => state.times.measured(None),
                 Measured::Never | Measured::Failed => {}
             }
         });

@@ -22,14 +22,14 @@ use hoplite_wire::cell::{
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
-use super::{IntroductionPoint, KnownService, path_that_avoids, shuffle};
+use super::{IntroductionPoint, KnownService, shuffle};
 use crate::{
     channel::Dialer,
     client::{self, Builder, BuiltCircuit, Conversation, Heard, INCREMENTS, LastRelay},
     endpoint::{Broken, io::Handle},
     failure,
     flow_control::Control,
-    path::{Paths, Relay},
+    path::{Paths, Relay, ServiceEnd, ServicePurpose},
 };
 
 /// Bounds of a client.
@@ -241,7 +241,11 @@ impl Client {
         mut meeting: Meeting,
     ) -> Result<BuiltCircuit, (Error, Option<Meeting>)> {
         let reached = async {
-            let path = self.builder.paths().path_to(&point.relay).await?;
+            let (purpose, end) = (
+                ServicePurpose::ClientIntroduction,
+                ServiceEnd::Given(&point.relay),
+            );
+            let path = self.builder.paths().service_path(purpose, end).await?;
             self.builder.converse(path, LastRelay::Strangers).await
         };
         let introducing = match reached.await {
@@ -272,7 +276,11 @@ impl Client {
             .iter()
             .map(|point| point.relay.keys.ed25519)
             .collect();
-        let path = path_that_avoids(self.builder.paths(), &avoided).await?;
+        let (purpose, end) = (
+            ServicePurpose::ClientRendezvous,
+            ServiceEnd::OtherThan(&avoided),
+        );
+        let path = self.builder.paths().service_path(purpose, end).await?;
         let relay = path.last().cloned().ok_or_else(failure::late)?;
         let mut conversation = self.builder.converse(path, LastRelay::Ours).await?;
         let mut cookie = [0; COOKIE];

@@ -15,7 +15,7 @@ use crate::{
     channel::{Dialer, Waiting},
     client::{self, Builder, LastRelay},
     endpoint::io::Handle,
-    path::{Paths, Relay},
+    path::{Paths, Relay, ServiceEnd, ServicePurpose},
 };
 
 /// Where one descriptor of a service is, by a list of relays.
@@ -84,12 +84,13 @@ impl DirectoryCircuits {
         Self(Builder::new(dialer, paths, circuits.clone()))
     }
 
-    /// A stream to the directory of this relay (BEGIN_DIR). Its circuit ends with it.
+    /// A stream to the directory of this relay (BEGIN_DIR), to look for a descriptor or to publish one. Its circuit ends with it.
     ///
     /// # Errors
     /// There is no path to the relay, or it has no directory.
-    pub async fn open(&self, relay: &Relay) -> Result<Stream, Error> {
-        let path = self.0.paths().path_to(relay).await?;
+    pub async fn open(&self, relay: &Relay, purpose: ServicePurpose) -> Result<Stream, Error> {
+        let end = ServiceEnd::Given(relay);
+        let path = self.0.paths().service_path(purpose, end).await?;
         // Whose descriptor it is decides which relay is asked: a stranger's choice.
         let circuit = self.0.build_to(path, LastRelay::Strangers).await?;
         let circuit = Arc::new(circuit);

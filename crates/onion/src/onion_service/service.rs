@@ -37,8 +37,7 @@ use tokio::{
 };
 
 use super::{
-    IntroductionPoint, SENDME_INCREMENT, introduction::Life, introduction::Verdict,
-    path_that_avoids, random_below,
+    IntroductionPoint, SENDME_INCREMENT, introduction::Life, introduction::Verdict, random_below,
 };
 use crate::{
     channel::Dialer,
@@ -46,7 +45,7 @@ use crate::{
     endpoint::io::Handle,
     failure,
     flow_control::Control,
-    path::{Paths, Relay},
+    path::{Paths, Relay, ServiceEnd, ServicePurpose},
     relay::Bucket,
 };
 
@@ -393,7 +392,12 @@ impl Inner {
 
     /// A new point, at a relay where no other is.
     async fn choose(&self, place: usize) -> Result<(Point, Conversation), Error> {
-        let path = path_that_avoids(self.builder.paths(), &self.others(place)).await?;
+        let others = self.others(place);
+        let (purpose, end) = (
+            ServicePurpose::ServiceIntroduction,
+            ServiceEnd::OtherThan(&others),
+        );
+        let path = self.builder.paths().service_path(purpose, end).await?;
         let relay = path.last().cloned().ok_or_else(failure::late)?;
         if !self.take(place, relay.keys.ed25519) {
             let doing = "choosing an introduction point that another place has just chosen";
@@ -431,7 +435,11 @@ impl Inner {
             sleep(pause).await;
             pause = pause.saturating_mul(2);
             let established = async {
-                let path = self.builder.paths().path_to(&point.relay).await?;
+                let (purpose, end) = (
+                    ServicePurpose::ServiceIntroduction,
+                    ServiceEnd::Given(&point.relay),
+                );
+                let path = self.builder.paths().service_path(purpose, end).await?;
                 self.establish(point, path).await
             };
             if let Ok(conversation) = established.await {
@@ -595,7 +603,8 @@ impl Inner {
         let mut last = failure::late();
         for _ in 0..self.config.attempts {
             let built = async {
-                let path = self.builder.paths().path_to(relay).await?;
+                let (purpose, end) = (ServicePurpose::ServiceRendezvous, ServiceEnd::Given(relay));
+                let path = self.builder.paths().service_path(purpose, end).await?;
                 self.builder.converse(path, LastRelay::Strangers).await
             };
             match built.await {

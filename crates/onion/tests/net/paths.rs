@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use hoplite_onion::{
     Config, Onion,
     channel::Waiting,
-    path::{self, CircuitUsage, Failed, Paths},
+    path::{self, CircuitFate, CircuitUsage, Failed, Paths},
     relay,
 };
 use hoplite_overlay::{
@@ -384,6 +384,88 @@ impl Paths for Written {
     }
 
     fn tried(&self, _: &[path::Relay], _: Result<(), Failed>) {}
+}
+
+/// Paths as they were written down, and how their circuits fared.
+#[derive(Debug)]
+struct Told {
+    paths: Written,
+    fates: Mutex<Vec<CircuitFate>>,
+}
+
+impl Told {
+    fn new(world: &World, paths: &[[usize; 3]]) -> Arc<Self> {
+        let known = world.known();
+        let path = |relays: &[usize; 3]| relays.map(|n| known[n - 1].clone()).to_vec();
+        Arc::new(Self {
+            paths: Written(Mutex::new(paths.iter().map(path).collect())),
+            fates: Mutex::default(),
+        })
+    }
+
+    fn fates(&self) -> Vec<CircuitFate> {
+        self.fates.lock().clone()
+    }
+}
+
+impl Paths for Told {
+    fn path<'a>(&'a self, usage: &'a CircuitUsage) -> Waiting<'a, Result<Vec<path::Relay>, Error>> {
+        self.paths.path(usage)
+    }
+
+    fn fares(&self, _: &[path::Relay], fate: CircuitFate) {
+        self.fates.lock().push(fate);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_chooses_paths_hears_how_circuits_fare_but_not_that_a_guard_is_gone_or_a_stream_has_ended()
+ {
+    use CircuitFate::{Built, NotBuilt, Used};
+    let world = World::new(5);
+    let target = world.echo().await;
+    world.net.kill(4);
+    // The guard is dead, then the middle, then the exit.
+    let paths = Told::new(&world, &[[4, 2, 3], [1, 4, 3], [1, 2, 4], [1, 2, 3]]);
+    let config = Config {
+        attempts: 4,
+        ..demand()
+    };
+    let onion = Onion::new(world.net.dialer(None), Arc::clone(&paths) as _, config);
+    let stream = open(&onion, &target, &token(1)).await;
+    let expected = [NotBuilt, NotBuilt, Built, Used];
+    assert_eq!(paths.fates(), expected);
+    // A relay is lost when the circuit has been of use.
+    world.net.kill(2);
+    sleep(Duration::from_secs(60)).await;
+    drop(stream);
+    assert_eq!(paths.fates(), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_circuit_that_a_relay_ends_before_it_is_used_has_collapsed_and_one_that_we_close_has_not()
+{
+    use CircuitFate::{Built, Collapsed};
+    for kills in [true, false] {
+        let world = World::new(3);
+        let paths = Told::new(&world, &[[1, 2, 3]]);
+        let config = Config {
+            ahead: 1,
+            ..Config::default()
+        };
+        let onion = Onion::new(world.net.dialer(None), Arc::clone(&paths) as _, config);
+        onion.warm();
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(paths.fates(), [Built]);
+        if kills {
+            world.net.kill(3);
+        } else {
+            drop(onion);
+        }
+        sleep(Duration::from_secs(60)).await;
+        let expected: &[_] = if kills { &[Built, Collapsed] } else { &[Built] };
+        assert_eq!(paths.fates(), expected);
+    }
 }
 
 /// The channel from relay 1 to relay 4 is lost, the one from 3 is not: had 4 lost its power, 3 would only not know yet.

@@ -13,7 +13,7 @@ use hoplite_onion::{
     onion_service::{
         Client, ClientConfig, IntroductionPoint, KnownService, Service, ServiceConfig,
     },
-    path::{self, CircuitUsage, Paths},
+    path::{self, CircuitFate, CircuitUsage, Paths},
     relay,
 };
 use hoplite_overlay::{Error, ErrorKind, Stream, Terms, memory::Network};
@@ -43,6 +43,7 @@ pub(crate) struct Any {
     next: Mutex<Box<dyn FnMut() -> u64 + Send>>,
     /// Relays that are said to have failed.
     blamed: Mutex<Vec<[u8; 32]>>,
+    fates: Mutex<Vec<CircuitFate>>,
 }
 
 impl fmt::Debug for Any {
@@ -69,6 +70,10 @@ impl Paths for Any {
         if let Err(failed) = outcome {
             self.blamed.lock().push(path[failed.hop].keys.ed25519);
         }
+    }
+
+    fn fares(&self, _: &[path::Relay], fate: CircuitFate) {
+        self.fates.lock().push(fate);
     }
 }
 
@@ -108,6 +113,7 @@ impl Scene {
             relays: Mutex::new(all.collect()),
             next: Mutex::new(Box::new(hoplite_testing::seeded(7))),
             blamed: Mutex::default(),
+            fates: Mutex::default(),
         });
         let (tell, subcredentials) = watch::channel(Vec::new());
         let service = Service::start(
@@ -556,6 +562,11 @@ async fn a_client_who_sends_a_service_to_a_relay_with_a_wrong_key_has_nobody_bla
     assert_eq!(scene.introduce(&message).await, IntroduceStatus::SUCCESS);
     until(|| scene.service.counters().missed.load(Relaxed) == 1).await;
     assert!(scene.paths.blamed.lock().is_empty());
+    // Nor the guards before it: three introduction points were established, and nothing failed.
+    let fates = scene.paths.fates.lock().clone();
+    let useful = [CircuitFate::Built, CircuitFate::Used];
+    assert!(fates.iter().all(|fate| useful.contains(fate)), "{fates:?}");
+    assert_eq!(fates.len(), 6);
 }
 
 #[tokio::test]

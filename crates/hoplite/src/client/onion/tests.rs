@@ -196,6 +196,72 @@ async fn a_guard_that_cannot_be_dialled_is_left_for_another_and_one_behind_it_av
     }
 }
 
+/// Which relays stand next to the first one, and which is that, in the circuits of a service to each of these.
+async fn met(from: &FromList, named: &[Relay]) -> (BTreeSet<[u8; 32]>, BTreeSet<[u8; 32]>) {
+    let (mut next, mut first) = (BTreeSet::new(), BTreeSet::new());
+    for relay in named {
+        let end = ServiceEnd::Given(relay);
+        let path = from.service_path(ServicePurpose::ServiceRendezvous, end);
+        let path = path.await.expect("a path");
+        assert_eq!((path.len(), path.last()), (4, Some(relay)));
+        let ids: Vec<_> = path.iter().map(|relay| relay.keys.ed25519).collect();
+        first.insert(ids[0]);
+        let beside = ids.windows(2).filter(|two| two[0] == ids[0]);
+        next.extend(beside.map(|two| two[1]));
+    }
+    (first, next)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_names_two_hundred_rendezvous_points_finds_four_relays_next_to_the_guard_also_after_a_restart()
+ {
+    let directory = tempfile::tempdir().expect("directory");
+    let cache = directory.path().join("cache");
+    let relays: Vec<_> = (1..=60).map(|n| relay(n, Some("1-65535"))).collect();
+    let known = |n: u8| relay_of_list(&relay(n, None).descriptor).expect("has an onion key");
+    // All that the list has, the guard among them, and relays that it has not.
+    let named: Vec<_> = (1..=200).map(known).collect();
+    let text = list(now() - 60, relays, 50);
+    let listed_now = listed(&cache, Some(&text));
+    let (guards, next) = met(&paths(&listed_now, 1), &named).await;
+    assert_eq!(guards.len(), 1);
+    // Four, or three if the guard itself is one of them.
+    assert!((3..=4).contains(&next.len()), "{}", next.len());
+    drop(listed_now);
+    let again = listed(&cache, None);
+    assert_eq!(met(&paths(&again, 2), &named).await, (guards, next));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_lets_no_circuit_but_those_of_its_friends_come_about_is_left_for_another() {
+    let directory = tempfile::tempdir().expect("directory");
+    let cache = directory.path().join("cache");
+    let relays = (1..=40).map(|n| relay(n, Some("1-65535"))).collect();
+    let listed_now = listed(&cache, Some(&list(now() - 60, relays, 50)));
+    let from = paths(&listed_now, 1);
+    let hostile = chosen(&from, &ask(&[], false)).await[0].keys.ed25519;
+    let mut circuits = 0;
+    let other = loop {
+        let path = chosen(&from, &ask(&[], false)).await;
+        if path[0].keys.ed25519 != hostile {
+            break path[0].keys.ed25519;
+        }
+        let is_friend = path[2].keys.ed25519[0] < 25;
+        let fate = if is_friend {
+            CircuitFate::Built
+        } else {
+            CircuitFate::NotBuilt
+        };
+        from.fares(&path, fate);
+        circuits += 1;
+        assert!(circuits <= 60, "noticed by then");
+    };
+    drop((from, listed_now));
+    let again = listed(&cache, None);
+    let path = chosen(&paths(&again, 2), &ask(&[], false)).await;
+    assert_eq!(path[0].keys.ed25519, other);
+}
+
 #[tokio::test(start_paused = true)]
 async fn without_a_guard_that_goes_with_the_rest_there_is_no_path_by_any_other_entry() {
     let directory = tempfile::tempdir().expect("directory");
@@ -207,6 +273,7 @@ async fn without_a_guard_that_goes_with_the_rest_there_is_no_path_by_any_other_e
         chosen: now(),
         confirmed: None,
         unlisted: None,
+        bias: hoplite_directory::PathBias::default(),
     };
     listed.keep_only((100..120).map(away).collect());
     let from = paths(&listed, 1);

@@ -5,7 +5,7 @@ use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
 use hoplite_crypto::{Pin, Token};
 use hoplite_directory::{
-    Trust,
+    Trust, VanguardsMode,
     path_selection::{Apart, Network, PathConstraints},
 };
 use hoplite_masque::{self as masque, MAX_HOPS, Mode};
@@ -335,6 +335,30 @@ pub(crate) struct Directory {
     pub(crate) region: Option<String>,
     /// Whether the first relay is one of a few that are kept.
     pub(crate) guards: bool,
+    /// Whether a guard is used no longer whose circuits fail so often that it may choose which.
+    pub(crate) give_up_guards: bool,
+    /// The relays behind the guard of onion services' circuits.
+    pub(crate) vanguards: Layers,
+}
+
+/// How many layers of vanguards there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Layers {
+    /// The second.
+    #[default]
+    Lite,
+    /// The second and the third.
+    Full,
+}
+
+impl From<Layers> for VanguardsMode {
+    fn from(layers: Layers) -> Self {
+        match layers {
+            Layers::Lite => Self::Lite,
+            Layers::Full => Self::Full,
+        }
+    }
 }
 
 impl Default for Directory {
@@ -349,6 +373,8 @@ impl Default for Directory {
             apart: Apart::default(),
             region: None,
             guards: true,
+            give_up_guards: true,
+            vanguards: Layers::Lite,
         }
     }
 }
