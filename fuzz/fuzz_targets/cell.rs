@@ -6,6 +6,7 @@ use hoplite_wire::cell::{
     Cell, Command, Malformed, Reader,
     circuit::{ClientExtensions, Create2, Created2, DestroyReason, ServerExtensions},
     handshake::{AuthChallenge, Authenticate, Certs, Ed25519Authentication, Netinfo, Versions},
+    padding::PaddingNegotiate,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -70,6 +71,11 @@ fn bodies(cell: &Cell) {
                 drop(Ed25519Authentication::parse(authenticate.authentication));
             }
         }
+        Command::PADDING_NEGOTIATE => again(
+            PaddingNegotiate::parse(body),
+            |p, out| p.write(out),
+            PaddingNegotiate::parse,
+        ),
         // Of addresses there may be more than are written.
         Command::NETINFO => drop(Netinfo::parse(body)),
         Command::CREATE2 => drop(Create2::parse(body).map(|create| {

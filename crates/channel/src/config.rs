@@ -7,7 +7,7 @@ use std::{
 
 use hoplite_wire::cell;
 
-use super::{budget::CELL, quic::streams_at_first};
+use super::{PaddingMode, PaddingParameters, budget::CELL, quic::streams_at_first};
 
 /// For how long relays remember that a relay could not be dialled, unless they are told otherwise: circuits that are to be extended to it fail at once in
 /// the meantime.
@@ -60,6 +60,10 @@ pub struct Config {
     pub linger: Duration,
     /// After so long a circuit's cells count half when it is decided who is quiet (C tor: 30 s).
     pub half_life: Duration,
+    /// How a channel between a client and its guard is padded: at a client what it asks for, at a relay whether it pads at all.
+    pub padding: PaddingMode,
+    /// What the network has agreed on about that.
+    pub padding_parameters: PaddingParameters,
     /// How long a channel without circuits is kept in [`Channels`](super::Channels).
     pub idle: Duration,
     /// How long a dial that failed, and not at once, is not tried again in [`Channels`](super::Channels), unless the relay has dialled us; zero: no time.
@@ -108,6 +112,8 @@ impl Default for Config {
             broken_after: Duration::from_secs(4),
             linger: Duration::from_secs(5),
             half_life: Duration::from_secs(30),
+            padding: PaddingMode::Off,
+            padding_parameters: PaddingParameters::default(),
             idle: Duration::from_secs(180),
             failed: Duration::ZERO,
             channels: 4096,
@@ -262,6 +268,8 @@ counts! {
     stuck,
     /// Channels that ended because the peer broke the protocol.
     violations,
+    /// PADDING cells that were sent: no fault.
+    padding,
 }
 
 /// A counter.

@@ -31,6 +31,7 @@ use super::{
     Channel, Config, Counts, Inner, Shares, Transport,
     handshake::{Around, Binding, Established, Handshake, Refused, Us},
     ids::Ids,
+    padding::{Padding, PaddingEnd},
     quic, tls,
 };
 
@@ -163,6 +164,7 @@ impl ChannelDialer {
             config: &self.config,
             counts: &self.counts,
             initiator: true,
+            known: self.us.lock().identity.is_some(),
             target: Some(whom.address.clone()),
             remote: address(whom),
         }
@@ -307,6 +309,7 @@ impl ChannelServer {
             config: &self.config,
             counts: &self.counts,
             initiator: false,
+            known: true,
             target: None,
             remote,
         }
@@ -332,6 +335,8 @@ pub(super) struct Maker<'a> {
     pub(super) config: &'a Config,
     pub(super) counts: &'a Arc<Counts>,
     pub(super) initiator: bool,
+    /// Whether we show who we are.
+    pub(super) known: bool,
     /// Where it was dialled.
     pub(super) target: Option<Target>,
     pub(super) remote: Option<IpAddr>,
@@ -352,6 +357,7 @@ impl Maker<'_> {
         let io = tls::ChannelIo {
             stream,
             reader,
+            padding: self.padding(&established),
             arrivals: sender,
         };
         let ids = self.ids(&established)?;
@@ -381,6 +387,7 @@ impl Maker<'_> {
             control: (stream.send, stream.receive),
             reader,
             known: established.peer.is_some(),
+            padding: self.padding(&established),
             arrivals: sender,
         };
         let ids = self.ids(&established)?;
@@ -406,6 +413,13 @@ impl Maker<'_> {
             arrivals: tokio::sync::Mutex::new(arrivals),
             hold,
         }))
+    }
+
+    fn padding(&self, established: &Established) -> Arc<Padding> {
+        let peer_known = established.peer.is_some();
+        let end = PaddingEnd::of(established.version, self.known, peer_known);
+        let parameters = &self.config.padding_parameters;
+        Arc::new(Padding::new(end, self.config.padding, parameters))
     }
 
     fn ids(&self, established: &Established) -> Result<Ids, Refused> {

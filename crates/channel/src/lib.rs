@@ -17,6 +17,7 @@ mod establish;
 pub mod ewma;
 pub mod handshake;
 mod ids;
+mod padding;
 mod queue;
 mod quic;
 mod registry;
@@ -41,6 +42,7 @@ use self::handshake::Established;
 pub use self::{
     config::{CircuitBacklog, Config, Count, Counts, FAILED_DIAL_TTL, Rate, Tally},
     establish::{ChannelDialer, ChannelServer, How, Whom},
+    padding::{PaddingMode, PaddingParameters, QuietTimes},
     queue::{Receiver, Rejected, Sender},
     registry::Channels,
     shares::{Handle, Origin, Share, Shares},

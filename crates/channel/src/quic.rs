@@ -31,6 +31,7 @@ use super::{
     budget::Gauge,
     ewma::{Activity, Scale},
     ids::{Ids, NoId},
+    padding::Padding,
     queue::{self, End, Keeper, Place, Receiver, Sender, Source, circuit_queue},
     tls::destroy,
 };
@@ -55,6 +56,7 @@ struct Shared {
     config: Config,
     scale: Scale,
     ending: Ending,
+    padding: Arc<Padding>,
     /// Told when cells are sent on a connection that a relay dialled. One that we dialled has its own.
     pulse: Option<Arc<Pulse>>,
 }
@@ -79,6 +81,7 @@ pub(super) struct ChannelIo {
     pub(super) reader: Reader,
     /// Whether the peer said who it is.
     pub(super) known: bool,
+    pub(super) padding: Arc<Padding>,
     pub(super) arrivals: mpsc::Sender<Circuit>,
 }
 
@@ -99,6 +102,7 @@ pub(super) fn start(
         config: config.clone(),
         scale: Scale::new(Instant::now(), config.half_life),
         ending,
+        padding: io.padding,
         pulse: accepted.then(Pulse::new),
     });
     shared.widen(io.known);
@@ -194,6 +198,7 @@ impl Shared {
             gauge: Arc::clone(&gauge),
             written: 0,
             pulse: self.pulse.clone(),
+            padding: Arc::clone(&self.padding),
             // The last cells are still on their way when nobody holds the circuit any more.
             _hold: hold.clone(),
         };
@@ -289,15 +294,16 @@ impl CircuitAcceptor {
     }
 }
 
-/// Reads the control stream until the channel ends, and ends the connection with it.
+/// Reads the control stream, and pads on it, until the channel ends, and ends the connection with it.
 async fn control(shared: Arc<Shared>, streams: (SendStream, RecvStream), mut reader: Reader) {
-    let (send, mut receive) = streams;
+    let (mut send, mut receive) = streams;
     drop(send.set_priority(CONTROL_PRIORITY));
     let why = tokio::select! {
         biased;
-        why = read_control(&mut receive, &mut reader, &shared.counts) => why,
+        why = read_control(&mut receive, &mut reader, &shared) => why,
         why = shared.ending.wait() => why,
         _ = shared.connection.closed() => Why::Gone,
+        why = pad(&mut send, &shared) => why,
     };
     if matches!(why, Why::Violation(_)) {
         shared.counts.violations.up();
@@ -525,15 +531,20 @@ impl Inbound {
 }
 
 /// Reads the control stream until it ends.
-async fn read_control(stream: &mut RecvStream, reader: &mut Reader, counts: &Counts) -> Why {
+async fn read_control(stream: &mut RecvStream, reader: &mut Reader, shared: &Shared) -> Why {
     loop {
         loop {
             match reader.next() {
                 Ok(Some(cell)) if !cell.circuit.is_channel() => {
                     return Why::Violation("a circuit's cell on the control stream");
                 }
+                Ok(Some(cell)) if cell.command == Command::PADDING_NEGOTIATE => {
+                    if let Err(why) = shared.padding.negotiated(&cell) {
+                        return why;
+                    }
+                }
                 Ok(Some(cell)) if is_padding(cell.command) => {}
-                Ok(Some(_)) => counts.ignored.up(),
+                Ok(Some(_)) => shared.counts.ignored.up(),
                 Ok(None) => break,
                 Err(_) => return Why::Violation("a malformed cell on the control stream"),
             }
@@ -547,12 +558,21 @@ async fn read_control(stream: &mut RecvStream, reader: &mut Reader, counts: &Cou
 }
 
 fn is_padding(command: Command) -> bool {
-    let padding = [
-        Command::PADDING,
-        Command::VPADDING,
-        Command::PADDING_NEGOTIATE,
-    ];
-    padding.contains(&command)
+    [Command::PADDING, Command::VPADDING].contains(&command)
+}
+
+/// Sends what the channel itself has to say, one cell after another: a peer that does not take it is sent nothing more of it.
+async fn pad(stream: &mut SendStream, shared: &Shared) -> Why {
+    loop {
+        let cell = shared.padding.next(|| shared.ids.lock().len()).await;
+        if cell.command == Command::PADDING {
+            shared.counts.padding.up();
+        }
+        if stream.write_chunk(encode(&[cell])).await.is_err() {
+            return Why::Gone;
+        }
+        shared.padding.sent();
+    }
 }
 
 // Writes a circuit's queue to its stream. Its only wait for others is the connection's congestion window, where quiet
@@ -575,6 +595,7 @@ struct Outbound {
     written: u64,
     /// Told that something was.
     pulse: Option<Arc<Pulse>>,
+    padding: Arc<Padding>,
     _hold: Hold,
 }
 
@@ -664,6 +685,7 @@ impl Outbound {
         if let Some(pulse) = &self.pulse {
             pulse.packet();
         }
+        self.padding.sent();
         self.gauge.wrote(self.written);
         written
     }

@@ -1,6 +1,7 @@
 //! Channels as their users see them, over QUIC and over TLS, on the in-memory network in virtual time.
 
 pub(super) mod harness;
+mod padding;
 mod registry;
 
 use std::{collections::HashSet, time::Duration};

@@ -22,6 +22,7 @@ use super::{
     budget::Gauge,
     ewma::{Activity, HalfLives, Scale, Turns},
     ids::{Ids, NoId},
+    padding::Padding,
     queue::{self, Keeper, Place, Receiver, Refused, Sender, Source, circuit_queue},
 };
 
@@ -44,6 +45,7 @@ pub(super) struct Shared {
     mux: Mutex<Mux>,
     /// The writer has something to do.
     work: Notify,
+    padding: Arc<Padding>,
     counts: Arc<Counts>,
     config: Config,
     ending: Ending,
@@ -64,6 +66,7 @@ pub(super) struct ChannelIo<S> {
     pub(super) stream: S,
     /// With what was read behind the handshake.
     pub(super) reader: Reader,
+    pub(super) padding: Arc<Padding>,
     pub(super) arrivals: mpsc::Sender<Circuit>,
 }
 
@@ -83,6 +86,7 @@ where
     let shared = Arc::new(Shared {
         mux: Mutex::new(Mux::new(ids, scale, config, Arc::clone(counts))),
         work: Notify::new(),
+        padding: io.padding,
         counts: Arc::clone(counts),
         config: config.clone(),
         ending,
@@ -129,6 +133,15 @@ impl Shared {
     pub(super) fn abandon(&self, key: CircuitKey, destroyed: bool) {
         self.mux.lock().abandon(key, destroyed);
         self.work.notify_one();
+    }
+
+    /// Waits until there is something to write.
+    async fn rest(&self) {
+        tokio::select! {
+            biased;
+            () = self.work.notified() => {}
+            cell = self.padding.next(|| self.mux.lock().len()) => self.mux.lock().say(cell),
+        }
     }
 
     fn circuit(self: &Arc<Self>, news: News, hold: Hold) -> Circuit {
@@ -194,6 +207,11 @@ impl CellReader {
         let mut mux = self.shared.mux.lock();
         let end = loop {
             match reader.next() {
+                Ok(Some(cell)) if cell.command == Command::PADDING_NEGOTIATE => {
+                    if let Err(why) = self.shared.padding.negotiated(&cell) {
+                        break Err(why);
+                    }
+                }
                 Ok(Some(cell)) => new.extend(mux.arrived(cell)),
                 Ok(None) => break Ok(()),
                 Err(_) => break Err(Why::Violation("a malformed cell")),
@@ -258,11 +276,11 @@ async fn keep_writing<W: AsyncWrite + Unpin>(
     loop {
         shared.mux.lock().take(Instant::now(), WRITE_SIZE, out);
         if out.is_empty() {
-            shared.work.notified().await;
+            shared.rest().await;
             continue;
         }
         match timeout(shared.config.stuck, write(stream, out)).await {
-            Ok(Ok(())) => {}
+            Ok(Ok(())) => shared.padding.sent(),
             Ok(Err(_)) => return Why::Gone,
             Err(_) => {
                 shared.counts.stuck.up();
@@ -309,7 +327,7 @@ struct Mux {
     ids: Ids,
     circuits: BTreeMap<CircuitId, Entry>,
     turns: Turns<CircuitKey>,
-    /// What the channel itself says: DESTROY. It goes first.
+    /// What the channel itself says: DESTROY, and padding. It goes first.
     answers: VecDeque<Cell>,
     scale: Scale,
     serial: u64,
@@ -415,11 +433,7 @@ impl Mux {
 
     /// Padding is meant to be ignored; all else has no place here.
     fn ignore(&self, command: Command) {
-        let padding = [
-            Command::PADDING,
-            Command::VPADDING,
-            Command::PADDING_NEGOTIATE,
-        ];
+        let padding = [Command::PADDING, Command::VPADDING];
         if !padding.contains(&command) {
             self.counts.ignored.up();
         }
@@ -482,6 +496,14 @@ impl Mux {
         } else {
             self.counts.unanswered.up();
         }
+    }
+
+    /// The channel itself says this, where nothing else waits to be sent.
+    fn say(&mut self, cell: Cell) {
+        if cell.command == Command::PADDING {
+            self.counts.padding.up();
+        }
+        self.answers.push_back(cell);
     }
 
     fn remove(&mut self, id: CircuitId) -> Option<Entry> {

@@ -15,7 +15,9 @@ use std::{
     time::Duration,
 };
 
-use hoplite_channel::{Channel, ChannelDialer, Config, Counts, How, Whom, handshake::Us};
+use hoplite_channel::{
+    Channel, ChannelDialer, Config, Counts, How, PaddingMode, Whom, handshake::Us,
+};
 use hoplite_crypto::onion::identity::RelayIdentity;
 use hoplite_link::LinkKind;
 use hoplite_overlay::{Direct, Error, Reason, Terms};
@@ -84,18 +86,20 @@ impl Tor {
     }
 
     async fn dial(&self, us: Us, whom: &Whom, how: How) -> Result<Channel, Error> {
-        let link = hoplite_link::Config::default();
-        let counts = Arc::<Counts>::default();
-        let dialer = ChannelDialer::new(
-            Arc::new(Direct::default()),
-            us,
-            &link,
-            Config::default(),
-            counts,
-        );
+        let dialer = self.dialer(us, PaddingMode::Off);
         let terms = Terms::default();
         let dialled = tokio::time::timeout(Duration::from_secs(30), dialer.dial(whom, how, &terms));
         dialled.await.expect("it hangs")
+    }
+
+    fn dialer(&self, us: Us, padding: PaddingMode) -> ChannelDialer {
+        let link = hoplite_link::Config::default();
+        let config = Config {
+            padding,
+            ..Config::default()
+        };
+        let counts = Arc::<Counts>::default();
+        ChannelDialer::new(Arc::new(Direct::default()), us, &link, config, counts)
     }
 }
 
@@ -163,6 +167,25 @@ async fn a_client_of_ours_has_a_channel_to_c_tor_and_circuits_on_it() {
         make_circuit(&channel).await;
     }
     assert!(channel.is_open());
+}
+
+/// It says nothing of it; a cell that it cannot read ends no channel either, but one that it takes for a relay's does.
+#[tokio::test]
+#[ignore = "needs C tor"]
+async fn c_tor_takes_what_a_client_of_ours_says_of_padding() {
+    let tor = Tor::start().await;
+    for padding in [PaddingMode::Off, PaddingMode::Reduced, PaddingMode::Auto] {
+        let dialer = tor.dialer(Us::default(), padding);
+        let terms = Terms::default();
+        let whom = tor.whom();
+        let dialled = dialer.dial(&whom, How::Tls, &terms);
+        let dialled = tokio::time::timeout(Duration::from_secs(30), dialled).await;
+        let channel = dialled.expect("it hangs").unwrap();
+        // Behind the cell on the same stream: once this is answered, that was read.
+        make_circuit(&channel).await;
+        assert!(channel.is_open(), "{padding:?}");
+        channel.close();
+    }
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 
 use std::{future::poll_fn, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use hoplite_channel::How;
+use hoplite_channel::{How, PaddingMode};
 use hoplite_config::ConfigError;
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Isolation, Opening, Overlay, Stream, Terms};
 use hoplite_wire::{Target, cell::relay::Flags};
@@ -63,6 +63,8 @@ pub struct Config {
     /// How many bytes of one circuit the first relay may send ahead over QUIC: by default 200 Mbit/s where it is 80 ms away. A circuit is no faster. Who
     /// makes the [`Dialer`] obeys it.
     pub window: u32,
+    /// How much the channel to the first relay is padded. Whoever makes the [`Dialer`] obeys it.
+    pub padding: PaddingMode,
     /// A directory of keys of clients whom onion services have authorised (C tor's `*.auth_private`). Who makes the
     /// [`Descriptors`](crate::onion_service::Descriptors) obeys it.
     pub client_keys: Option<PathBuf>,
@@ -91,6 +93,7 @@ impl Default for Config {
             isolated: 48,
             streams: limits.streams,
             window: 2 << 20,
+            padding: PaddingMode::Auto,
             client_keys: None,
             dial: Duration::from_secs(15),
             least_build: Duration::from_millis(1500),

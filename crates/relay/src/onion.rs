@@ -421,6 +421,11 @@ fn bounds(settings: &Settings, config: &Config) -> channel::Config {
         queued: settings.queued,
         kept: endpoints(settings).most(),
         idle: settings.idle_channel,
+        padding: if settings.padding {
+            channel::PaddingMode::Auto
+        } else {
+            channel::PaddingMode::Off
+        },
         failed: settings.unanswered,
         channels: settings.relays,
         channels_per_address: settings.relays_per_address,

@@ -42,6 +42,7 @@ pub mod cert;
 pub mod circuit;
 pub mod handshake;
 pub mod onion_service;
+pub mod padding;
 pub mod relay;
 
 use std::fmt;

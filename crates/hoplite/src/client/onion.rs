@@ -141,10 +141,14 @@ fn dialer(client: &Client, watch: Option<Arc<dyn Watch>>, underlay: &Underlay) -
     link.hooks.watch = watch;
     link.tuning_request.congestion = congestion(client.config.tunnel.congestion);
     link.rest = underlay.rest.unwrap_or(link.rest);
+    let (file, usual) = (&client.config.onion, channel::Config::default());
+    let kept_open = usual.padding_parameters.kept_open(file.padding);
     let config = channel::Config {
         arrivals: ARRIVALS,
-        window: client.config.onion.window,
-        ..channel::Config::default()
+        window: file.window,
+        padding: file.padding,
+        idle: kept_open.unwrap_or(usual.idle),
+        ..usual
     };
     let below: Arc<dyn Overlay> = Arc::new(underlay.tunnels.clone());
     // Without an identity: relays do not learn who dials.

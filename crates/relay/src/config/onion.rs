@@ -84,6 +84,8 @@ pub struct Onion {
     pub relays: usize,
     /// How many of them that are not in the list may be at one address (an IPv6 /64).
     pub relays_per_address: usize,
+    /// Pad channels of clients that rest, unless they ask for none.
+    pub padding: bool,
     /// How many relays that are not in the list may be dialled at once; and then this many a second (`dials_per_second`). Circuits that are to be
     /// extended to further ones are refused.
     pub dials: u32,
@@ -139,6 +141,7 @@ impl Default for Onion {
             hsdir_streams: 512,
             relays: 4096,
             relays_per_address: 64,
+            padding: true,
             dials: 512,
             dials_per_second: 64,
             dials_per_address: 32,
