@@ -170,6 +170,8 @@ pub(super) struct Padder {
     tell: Option<PaddingNegotiate>,
     /// When padding is due, and the cell after which that was drawn.
     due: Option<(Instant, Instant)>,
+    /// When it padded last.
+    padded: Option<Instant>,
     /// Since when there has been no circuit.
     bare: Option<Instant>,
 }
@@ -177,7 +179,7 @@ pub(super) struct Padder {
 /// What is to be done.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Look {
-    /// This goes out now; the padder is to be told like of every other cell.
+    /// This goes out now.
     Send(Cell),
     /// The padder wants to look again then.
     At(Instant),
@@ -219,6 +221,7 @@ impl Padder {
             open: least + more,
             tell,
             due: None,
+            padded: None,
             bare: None,
         }
     }
@@ -242,6 +245,8 @@ impl Padder {
             self.due = None;
             return Look::At(again);
         }
+        // Also where the cell is still on its way.
+        let sent = self.padded.map_or(sent, |padded| padded.max(sent));
         let drawn = self.due.filter(|(_, after)| *after == sent);
         let (due, _) = *self
             .due
@@ -250,6 +255,7 @@ impl Padder {
             return Look::At(due.min(again));
         }
         self.due = None;
+        self.padded = Some(now);
         padding().map_or(Look::At(again), Look::Send)
     }
 
