@@ -131,6 +131,17 @@ pub fn is_onion_name(name: &str) -> bool {
     name == "onion" || name.ends_with(".onion")
 }
 
+/// A name of an onion service that has the form of an address: `label.onion` or below, the label 56 characters of base32 of which the last says
+/// version 3 (rend-spec-v3, "Encoding onion addresses"). Whether it is mistyped, its checksum tells.
+pub fn has_onion_address(name: &str) -> bool {
+    let Some(labels) = name.strip_suffix(".onion") else {
+        return false;
+    };
+    let label = labels.rsplit('.').next().unwrap_or(labels);
+    let is_base32 = |byte: u8| matches!(byte, b'a'..=b'z' | b'A'..=b'Z' | b'2'..=b'7');
+    label.len() == 56 && label.bytes().all(is_base32) && label.ends_with(['d', 'D'])
+}
+
 /// A name that does not exist and is never asked for (RFC 6761 §6.4).
 pub fn is_nobody(name: &str) -> bool {
     name == "invalid" || name.ends_with(".invalid")

@@ -280,6 +280,9 @@ pub struct Dns {
     pub elsewhere: Vec<HostName>,
     /// Whether answers from the far end may name private and other special addresses.
     pub private: bool,
+    /// Whether the overlay leads to onion services: names below `.onion` have temporary addresses, in both modes. No key.
+    #[serde(skip)]
+    pub onion_services: bool,
 }
 
 /// When a query for a name is answered.
@@ -312,6 +315,7 @@ impl Default for Dns {
             search: Vec::new(),
             elsewhere: Vec::new(),
             private: false,
+            onion_services: false,
         }
     }
 }

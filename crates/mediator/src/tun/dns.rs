@@ -15,6 +15,8 @@
 //! | PTR of a temporary address | the name | the name |
 //! | other types | what the far end answers | what the far end answers |
 //! | names in `elsewhere` | as below a search domain, HTTPS nothing | the same |
+//! | A, AAAA of an onion service, where the overlay leads there | a temporary address, at once | the same |
+//! | … all other types, and names below `.onion` that are none | nothing; does not exist | the same |
 //!
 //! **Search domains.** A resolver library completes names with them and takes the first candidate that exists; if all were
 //! answered at once, the first would always win. So candidates are asked for, which costs a round trip, and single labels
@@ -23,6 +25,9 @@
 //! **HTTPS and SVCB** are answered with nothing. What could be written without asking has neither ALPN nor ECH, hence tells no
 //! more than A and AAAA do; and "clients SHOULD upgrade" to https where such a record exists (RFC 9460 §9.5), which a made-up one
 //! would make them do with sites that have no https.
+//!
+//! **Onion services** have no address that anybody could look up, so nobody is asked for their names, whatever becomes of them (RFC 7686 §2). A
+//! mistyped one is found by its flow, like any name that does not exist.
 //!
 //! **Pessimistic mode** hands out real addresses, and then the address travels, not the name: an address may belong to
 //! many names, and which one a program means is not ours to guess. Addresses of this device's own networks are dropped, unless
@@ -41,7 +46,8 @@ use hoplite_wire::{
     dns::{Code, MAX_MESSAGE, Question, RecordType, Unfit},
     ip,
     special::{
-        LOOPBACK, is_local_name, is_localhost, is_nobody, is_or_carries_special, is_special_purpose,
+        LOOPBACK, has_onion_address, is_local_name, is_localhost, is_nobody, is_onion_name,
+        is_or_carries_special, is_special_purpose,
     },
 };
 use parking_lot::Mutex;
@@ -211,6 +217,9 @@ impl Responder {
         if is_below_any(&text, &self.config.elsewhere) {
             return self.elsewhere(question);
         }
+        if self.config.onion_services && is_onion_name(&text) {
+            return self.onion_service(question, &text, user, now);
+        }
         if let Some(reply) = self
             .reverse(question, now)
             .or_else(|| special_answer(question, &text))
@@ -243,6 +252,24 @@ impl Responder {
                 Some(reply) => Decision::Reply(reply),
                 None => Decision::Forward(ReplyRule::PassOn),
             },
+        }
+    }
+
+    /// A name that nobody is asked for: it is answered here, or not at all.
+    fn onion_service(&self, question: &Question, text: &str, user: User, now: Instant) -> Decision {
+        let named = question.name().filter(|_| has_onion_address(text));
+        let known = named.filter(|name| !self.names.is_missing(name, now));
+        let Some(name) = known else {
+            return Decision::Reply(missing(question));
+        };
+        match question.kind() {
+            RecordType::AAAA if !self.families.v6 => empty(question),
+            RecordType::A if !self.families.v4 => empty(question),
+            RecordType::A | RecordType::AAAA => {
+                let reply = self.temporary(question, &name, user, now);
+                Decision::Reply(reply.unwrap_or_else(|| question.failed(Code::FAILURE)))
+            }
+            _ => empty(question),
         }
     }
 

@@ -82,11 +82,22 @@ struct TestResolver {
 
 fn resolver_with(families: Families, text: &str) -> TestResolver {
     let config: config::Dns = toml::from_str(text).expect("parses");
+    resolver_of(&config, families)
+}
+
+/// One whose overlay leads to onion services.
+fn onion_resolver(text: &str) -> TestResolver {
+    let mut config: config::Dns = toml::from_str(text).expect("parses");
+    config.onion_services = true;
+    resolver_of(&config, BOTH)
+}
+
+fn resolver_of(config: &config::Dns, families: Families) -> TestResolver {
     config.check().expect("can be meant");
     let names = Arc::new(Names::new(&config.pools(), &[], config.mapping_limits()));
     let (far, counters) = (Arc::new(Far::default()), Arc::new(Counters::default()));
     let server = Resolver::new(
-        &config,
+        config,
         families,
         &names,
         &(Arc::new(overlay(&far)) as _),
@@ -200,6 +211,59 @@ async fn https_and_svcb_are_answered_with_nothing_and_other_types_are_asked() {
     resolver.ask("a.example", RecordType::MX).await;
     resolver.ask("_sip._udp.a.example", RecordType::SRV).await;
     assert_eq!(resolver.far.asked(), ["a.example", "_sip._udp.a.example"]);
+}
+
+/// The address of the specification's example, and a name below it.
+const SERVICE: &str = "pg6mmjiyjmcrsslvykfwnntlaru7p5svn6y2ymmju6nubxndf4pscryd.onion";
+
+#[tokio::test]
+async fn the_name_of_an_onion_service_has_an_address_that_means_it_and_nobody_is_asked() {
+    use RecordType::{A, AAAA, HTTPS, MX, SVCB, TXT};
+    for mode in ["", "mode = \"pessimistic\""] {
+        let resolver = onion_resolver(mode);
+        for name in [SERVICE.to_owned(), format!("www.{SERVICE}")] {
+            for kind in [A, AAAA] {
+                let ip = resolver.address(&name.to_uppercase(), kind).await;
+                assert_eq!(resolver.meaning(ip), means(&name), "{kind}");
+            }
+            for kind in [HTTPS, SVCB, TXT, MX] {
+                assert_eq!(resolver.ask(&name, kind).await, Told::Nothing, "{kind}");
+            }
+        }
+        assert_eq!(resolver.far.asked(), [""; 0], "nobody was asked");
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_address_of_an_onion_service_does_not_exist_and_nobody_is_asked() {
+    let resolver = onion_resolver("");
+    let (short, long) = (&SERVICE[1..], format!("a{SERVICE}"));
+    let version = SERVICE.replace("yd.", "ya.");
+    let digit = SERVICE.replace("pg6", "pg1");
+    let names = ["onion", "abc.onion", short, &long, &version, &digit];
+    for name in names {
+        for kind in [RecordType::A, RecordType::HTTPS, RecordType::TXT] {
+            assert_eq!(resolver.ask(name, kind).await, Told::Missing, "{name}");
+        }
+    }
+    // A mistyped one looks like an address: its flow finds that it is none.
+    let mistyped = SERVICE.replace("pg6", "qg6");
+    let ip = resolver.address(&mistyped, RecordType::A).await;
+    resolver.names.fail(ip, Instant::now());
+    assert_eq!(resolver.ask(&mistyped, RecordType::A).await, Told::Missing);
+    assert_eq!(resolver.far.asked(), [""; 0], "nobody was asked");
+}
+
+#[tokio::test]
+async fn where_no_temporary_address_is_left_an_onion_service_is_not_asked_for_elsewhere() {
+    let resolver = onion_resolver("names = 1");
+    let ip = resolver.address("other.example", RecordType::A).await;
+    let _flow = resolver
+        .names
+        .hold(ip, Instant::now())
+        .expect("it means a name");
+    assert_eq!(resolver.ask(SERVICE, RecordType::A).await, Told::Failed);
+    assert_eq!(resolver.far.asked(), [""; 0], "nobody was asked");
 }
 
 #[tokio::test]

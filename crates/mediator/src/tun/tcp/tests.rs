@@ -15,7 +15,7 @@ use hoplite_overlay::{
 };
 use hoplite_testing::Double;
 use hoplite_wire::{
-    Host, HostName,
+    Host, HostName, Target,
     ip::{
         self, icmp,
         tcp::{Flags, Header, Options},
@@ -35,7 +35,7 @@ use crate::tun::{
     device::IncomingPacket,
     outgoing::PacketSink,
     router::Router,
-    testing::{Bench, PROGRAM, TARGET, parsed, tcp_packet},
+    testing::{Bench, PROGRAM, TARGET, parsed, tcp_packet, udp_packet},
 };
 use crate::users::User;
 
@@ -1134,4 +1134,35 @@ async fn ten_thousand_flows_at_rest_own_a_few_megabytes() {
     let task = FlowTask::new(&table.shared, &flow, now).run(order, half_open);
     let all = (in_table + size_of_val(&task)) * 10_000;
     assert!(all < 20_000_000, "{all} bytes");
+}
+
+/// What programs send to the address of an onion service goes there by its name alone, with their isolation; datagrams do not.
+#[tokio::test(start_paused = true)]
+async fn flows_to_the_address_of_an_onion_service_carry_its_name_and_datagrams_are_refused() {
+    const SERVICE: &str = "pg6mmjiyjmcrsslvykfwnntlaru7p5svn6y2ymmju6nubxndf4pscryd.onion";
+    let (asked, mut streams) = tokio::sync::mpsc::unbounded_channel();
+    let overlay = Double::nothing().streams(move |_, target, _| {
+        asked.send(target.clone()).expect("somebody listens");
+        Box::pin(std::future::pending())
+    });
+    let mut bench = Bench::over(Arc::new(overlay), Network::new(1), |config| {
+        config.dns.onion_services = true;
+    });
+    let name = HostName::new(SERVICE).expect("valid");
+    let user = User::local(1000, 1);
+    let pair = bench.context.names.pair(&name, user, Instant::now());
+    let address: IpAddr = pair.expect("an address").v4.into();
+    let mut program = Program {
+        host: address,
+        ..Program::to(5000, 80)
+    };
+    program.say(&mut bench, Flags::SYN, b"");
+    let target = streams.recv().await.expect("a stream is asked for");
+    assert_eq!(target, Target::new(Host::Name(name), 80).expect("valid"));
+    let to = SocketAddr::new(address, 443);
+    bench.send(udp_packet(SocketAddr::new(PROGRAM, 5001), to, b"hello"));
+    let bytes = bench.sink.next().await;
+    let packet = parsed(&bytes);
+    assert_eq!((packet.protocol, packet.source), (ip::ICMP, address));
+    assert_eq!(packet.payload[0], 3, "unreachable");
 }
