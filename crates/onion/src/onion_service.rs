@@ -34,6 +34,7 @@ mod directory;
 mod introduction;
 mod overlay;
 mod publisher;
+mod room;
 mod service;
 
 pub use client::{Client, ClientConfig};
@@ -42,7 +43,7 @@ pub use directory::{Destination, DirectoryCircuits, Placed, ServiceDirectory};
 pub use introduction::{Life, Verdict};
 pub use overlay::{Reach, ServicesOverlay};
 pub use publisher::{Published, Publisher, PublisherConfig};
-pub use service::{Counters, Service, ServiceConfig, StreamRequest};
+pub use service::{Counters, Service, ServiceConfig, ServiceState, ServiceWatch, StreamRequest};
 
 /// DATA cells that one SENDME of ours acknowledges on a circuit with congestion control: what a service's descriptor says (`flow-control`).
 pub const SENDME_INCREMENT: u8 = 31;

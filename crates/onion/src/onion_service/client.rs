@@ -124,6 +124,15 @@ impl Client {
         self.open_on(&circuit, port, terms).await
     }
 
+    /// How many circuits to services stand now.
+    pub fn circuits(&self) -> usize {
+        let stands = |slot: &&Arc<Slot>| {
+            let held = slot.try_lock();
+            held.is_ok_and(|held| held.as_ref().is_some_and(|circuit| circuit.is_usable()))
+        };
+        self.slots.lock().values().filter(stands).count()
+    }
+
     /// The token's circuit to a service.
     ///
     /// # Errors

@@ -32,6 +32,12 @@ impl ServicesOverlay {
         Self { below, reach }
     }
 
+    /// How many circuits to services stand now.
+    pub fn circuits(&self) -> usize {
+        let reach = self.reach.as_ref();
+        reach.map_or(0, |reach| reach.client.circuits())
+    }
+
     async fn open(&self, name: &str, port: u16, terms: &Terms) -> Result<Stream, Error> {
         let address = address(name)?;
         let Some(reach) = &self.reach else {

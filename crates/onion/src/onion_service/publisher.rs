@@ -83,6 +83,8 @@ pub struct Published {
     pub hsdirs: usize,
     /// When they were made.
     pub since: Option<Instant>,
+    /// For which time periods, and which revisions: the period's number and the revision's.
+    pub revisions: [(u64, u64); 2],
 }
 
 /// Publishes the descriptors of one service.
@@ -104,6 +106,8 @@ struct Period {
     signing: SigningKey,
     /// The seconds that the last revision was made of.
     last: Option<u64>,
+    /// It.
+    revision: u64,
 }
 
 /// Why descriptors are made anew.
@@ -222,11 +226,12 @@ impl Publisher {
         let authorised = self.authorised.clone();
         let period = self.period(destination.placed.period)?;
         let seconds = period.seconds(now.saturating_sub(destination.counted_from));
+        period.revision = key.revision(seconds).map_err(unmade)?;
         let publication = Publication {
             key: &key,
             subcredential,
             signing: &period.signing,
-            revision: key.revision(seconds).map_err(unmade)?,
+            revision: period.revision,
             lifetime: LIFETIME,
             authorised: &authorised,
             now,
@@ -244,6 +249,7 @@ impl Publisher {
             period,
             signing,
             last: None,
+            revision: 0,
         });
         self.periods.last_mut().ok_or_else(nothing)
     }
@@ -303,12 +309,24 @@ impl Publisher {
         now.is_ok_and(|now| now != *destinations)
     }
 
+    /// Of both periods, the older one first; one that is not there is zeros.
+    fn revisions(&self) -> [(u64, u64); 2] {
+        let mut made = self
+            .periods
+            .iter()
+            .map(|one| (one.period.number, one.revision));
+        let mut both = [(); 2].map(|()| made.next().unwrap_or_default());
+        both.sort_unstable();
+        both
+    }
+
     fn tell(&self, points: usize, uploads: &Uploads, since: Option<Instant>) {
         self.published.send_replace(Published {
             points,
             told: uploads.told(),
             hsdirs: uploads.to.len(),
             since,
+            revisions: self.revisions(),
         });
     }
 }
@@ -495,6 +513,7 @@ mod tests {
             },
             signing: SigningKey::generate().expect("a key"),
             last: None,
+            revision: 0,
         };
         let made = [5, 5, 5, 9, 2].map(|now| period.seconds(now));
         assert_eq!(made, [5, 6, 7, 9, 10]);

@@ -10,7 +10,7 @@ use std::{
     fmt,
     future::poll_fn,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -31,13 +31,16 @@ use hoplite_wire::cell::{
 };
 use parking_lot::Mutex;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
+    sync::{mpsc, watch},
     task::JoinSet,
     time::{Instant, sleep, sleep_until, timeout},
 };
 
 use super::{
-    IntroductionPoint, SENDME_INCREMENT, introduction::Life, introduction::Verdict, random_below,
+    IntroductionPoint, SENDME_INCREMENT,
+    introduction::{Life, Verdict},
+    random_below,
+    room::{Place, Room},
 };
 use crate::{
     channel::Dialer,
@@ -58,11 +61,11 @@ pub struct ServiceConfig {
     pub introductions: Option<IntroductionRate>,
     /// Introductions of one point after which another takes its place, where that is less than at random.
     pub of_a_point: u32,
-    /// Clients that it meets at most.
+    /// Clients that it meets at most; of them an introduction point has no more than are left for the others.
     pub clients: usize,
-    /// Circuits to rendezvous points that are built at once.
+    /// Circuits to rendezvous points that are built at once; shared likewise.
     pub building: usize,
-    /// And how many are begun.
+    /// And how many are begun. Each introduction point has its part.
     pub rendezvous: IntroductionRate,
     /// Circuits that are tried for one client.
     pub attempts: usize,
@@ -74,6 +77,8 @@ pub struct ServiceConfig {
     pub waiting: usize,
     /// Streams of one client at once.
     pub streams: usize,
+    /// Streams of all clients at once; of them a client has no more than are left for the others. One more is refused.
+    pub streams_of_all: usize,
     /// A client without streams is left after so long.
     pub idle: Duration,
     /// It has congestion control, and its descriptor says so.
@@ -97,6 +102,7 @@ impl Default for ServiceConfig {
             answer: Duration::from_secs(15),
             waiting: 64,
             streams: 128,
+            streams_of_all: 1024,
             idle: Duration::from_secs(600),
             congestion_control: true,
         }
@@ -137,9 +143,16 @@ struct Inner {
     published: watch::Sender<Vec<Option<IntroductionPoint>>>,
     /// The relay that each place has, or wants.
     chosen: Mutex<Vec<Option<[u8; 32]>>>,
-    clients: Arc<Semaphore>,
-    building: Arc<Semaphore>,
-    begun: Mutex<Bucket>,
+    /// Since when each place has its point.
+    since: Mutex<Vec<Option<Instant>>>,
+    /// By place, and so is what follows.
+    clients: Room<usize>,
+    building: Room<usize>,
+    begun: Vec<Mutex<Bucket>>,
+    /// By client.
+    streams: Room<u64>,
+    /// Clients so far.
+    serial: AtomicU64,
     counters: Counters,
 }
 
@@ -162,7 +175,9 @@ impl Service {
             idle: config.idle,
             ..circuits.clone()
         };
-        let rate = config.rendezvous;
+        let of_each = |all: u32| all.div_ceil(u32::try_from(places).unwrap_or(u32::MAX));
+        let (burst, rate) = (config.rendezvous.burst, config.rendezvous.per_second);
+        let bucket = || Bucket::new(of_each(burst), of_each(rate), Instant::now());
         let inner = Arc::new(Inner {
             builder: Builder::new(dialer, paths, circuits),
             config,
@@ -170,9 +185,12 @@ impl Service {
             requests: request,
             published,
             chosen: Mutex::new(vec![None; places]),
-            clients: Arc::new(Semaphore::new(config.clients)),
-            building: Arc::new(Semaphore::new(config.building)),
-            begun: Mutex::new(Bucket::new(rate.burst, rate.per_second, Instant::now())),
+            since: Mutex::new(vec![None; places]),
+            clients: Room::new(config.clients),
+            building: Room::new(config.building),
+            begun: (0..places).map(|_| Mutex::new(bucket())).collect(),
+            streams: Room::new(config.streams_of_all),
+            serial: AtomicU64::new(0),
             counters: Counters::default(),
         });
         let mut keeping = JoinSet::new();
@@ -208,6 +226,39 @@ impl Service {
     pub fn counters(&self) -> &Counters {
         &self.inner.counters
     }
+
+    /// What tells how it does, whoever has the service itself.
+    pub fn watch(&self) -> ServiceWatch {
+        ServiceWatch(Arc::downgrade(&self.inner))
+    }
+}
+
+/// Tells how a service does, and does not keep it.
+#[derive(Clone, Debug)]
+pub struct ServiceWatch(Weak<Inner>);
+
+/// How a service does now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceState {
+    /// How long it has had each of its introduction points.
+    pub points: Vec<Duration>,
+    /// Clients that it has gone to meet, and goes to; each has a circuit.
+    pub clients: usize,
+    /// Their streams that are accepted, or wait to be.
+    pub streams: usize,
+}
+
+impl ServiceWatch {
+    /// How it does; `None` when it is no more.
+    pub fn state(&self) -> Option<ServiceState> {
+        let inner = self.0.upgrade()?;
+        let since = inner.since.lock();
+        Some(ServiceState {
+            points: since.iter().flatten().map(Instant::elapsed).collect(),
+            clients: inner.clients.taken(),
+            streams: inner.streams.taken(),
+        })
+    }
 }
 
 /// Leaves out the places that have no point.
@@ -237,6 +288,7 @@ pub struct StreamRequest {
     port: u16,
     id: StreamId,
     circuit: Arc<BuiltCircuit>,
+    place: Option<Place<u64>>,
     answered: bool,
 }
 
@@ -246,8 +298,15 @@ impl StreamRequest {
             port,
             id,
             circuit: Arc::clone(circuit),
+            place: None,
             answered: false,
         }
+    }
+
+    /// With its place among the streams of all clients; without one it is refused.
+    fn placed(mut self, place: Option<Place<u64>>) -> Option<Self> {
+        self.place = Some(place?);
+        Some(self)
     }
 
     /// To which port.
@@ -260,7 +319,7 @@ impl StreamRequest {
         self.answered = true;
         let handle = Handle::new(self.circuit.shared(), self.id);
         self.circuit.shared().lock().connected(self.id, None);
-        Stream::new(handle).holding(Arc::clone(&self.circuit))
+        Stream::new(handle).holding((Arc::clone(&self.circuit), self.place.take()))
     }
 
     /// Ends the stream, with the reason that tells nothing ("DONE").
@@ -376,7 +435,8 @@ impl Inner {
         let mut retries = RETRIES;
         let left = loop {
             self.publish(place, Some(point.published()));
-            let left = self.listen(&mut point, &mut conversation, clients).await;
+            let listening = self.listen(place, &mut point, &mut conversation, clients);
+            let left = listening.await;
             drop(conversation);
             if left == Left::Over {
                 break left;
@@ -463,6 +523,10 @@ impl Inner {
     }
 
     fn publish(&self, place: usize, point: Option<IntroductionPoint>) {
+        if let Some(since) = self.since.lock().get_mut(place) {
+            let now = point.is_some().then(Instant::now);
+            *since = now.map(|now| since.unwrap_or(now));
+        }
         self.published.send_modify(|places| {
             if let Some(place) = places.get_mut(place) {
                 *place = point;
@@ -473,6 +537,7 @@ impl Inner {
     /// Meets the clients that introduce themselves.
     async fn listen(
         self: &Arc<Self>,
+        place: usize,
         point: &mut Point,
         conversation: &mut Conversation,
         clients: &mut JoinSet<()>,
@@ -480,7 +545,7 @@ impl Inner {
         while !point.life.is_over(Instant::now()) {
             tokio::select! {
                 heard = conversation.hear() => match heard {
-                    Ok(Heard::Message(RelayCommand::INTRODUCE2, message)) => self.introduced(point, &message, clients),
+                    Ok(Heard::Message(RelayCommand::INTRODUCE2, message)) => self.introduced((place, point), &message, clients),
                     Ok(_) | Err(_) => return Left::Lost,
                 },
                 () = sleep_until(point.life.until()) => {}
@@ -497,9 +562,9 @@ impl Inner {
 const RENDEZVOUS1: usize = 168;
 
 /// Room for a client, and to build a circuit for it.
-struct Room {
-    client: OwnedSemaphorePermit,
-    building: OwnedSemaphorePermit,
+struct Welcome {
+    client: Place<usize>,
+    building: Place<usize>,
 }
 
 /// A client, and where it waits.
@@ -512,7 +577,12 @@ struct Waiting {
 
 impl Inner {
     /// A message has come; nobody is told what becomes of it.
-    fn introduced(self: &Arc<Self>, point: &mut Point, message: &[u8], clients: &mut JoinSet<()>) {
+    fn introduced(
+        self: &Arc<Self>,
+        (place, point): (usize, &mut Point),
+        message: &[u8],
+        clients: &mut JoinSet<()>,
+    ) {
         if point.life.has_seen(message) {
             self.counters.replayed.fetch_add(1, Relaxed);
             return;
@@ -525,7 +595,7 @@ impl Inner {
             self.counters.replayed.fetch_add(1, Relaxed);
             return;
         }
-        let Some(room) = self.room() else {
+        let Some(room) = self.room(place) else {
             self.counters.limited.fetch_add(1, Relaxed);
             return;
         };
@@ -551,16 +621,17 @@ impl Inner {
         })
     }
 
-    fn room(&self) -> Option<Room> {
-        let client = Arc::clone(&self.clients).try_acquire_owned().ok()?;
-        let building = Arc::clone(&self.building).try_acquire_owned().ok()?;
-        let begins = self.begun.lock().take(Instant::now());
-        begins.then_some(Room { client, building })
+    /// Whoever floods a service through one introduction point leaves room for those who come through the others.
+    fn room(&self, place: usize) -> Option<Welcome> {
+        let client = self.clients.take(place)?;
+        let building = self.building.take(place)?;
+        let begins = self.begun.get(place)?.lock().take(Instant::now());
+        begins.then_some(Welcome { client, building })
     }
 
     /// Goes to meet the client, and hands out its streams.
-    async fn serve(self: Arc<Self>, waiting: Waiting, room: Room) {
-        let Room {
+    async fn serve(self: Arc<Self>, waiting: Waiting, room: Welcome) {
+        let Welcome {
             client: _client,
             building,
         } = room;
@@ -572,9 +643,13 @@ impl Inner {
         };
         self.counters.met.fetch_add(1, Relaxed);
         let circuit = Arc::new(circuit);
+        let serial = self.serial.fetch_add(1, Relaxed);
         let asked = || poll_fn(|cx| circuit.shared().lock().poll_asked(cx));
         while let Ok((id, port)) = asked().await {
             let request = StreamRequest::new(port, id, &circuit);
+            let Some(request) = request.placed(self.streams.take(serial)) else {
+                continue;
+            };
             if self.requests.send(request).await.is_err() {
                 return;
             }

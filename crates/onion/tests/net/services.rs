@@ -596,6 +596,94 @@ async fn a_flood_of_introductions_is_met_as_far_as_there_is_room() {
     echo(&mut near, &mut far, 100_000).await;
 }
 
+/// Through one introduction point, which cannot tell him from the others either.
+#[tokio::test]
+async fn who_floods_one_introduction_point_stops_nobody_who_comes_through_the_others() {
+    let config = ServiceConfig {
+        rendezvous: IntroductionRate {
+            per_second: 0,
+            burst: 6,
+        },
+        ..ServiceConfig::default()
+    };
+    let mut scene = Scene::with(config, ClientConfig::default()).await;
+    let at = scene.elsewhere();
+    for n in 0..20 {
+        let (_, message) = scene.introduction(&at, [n; 20]);
+        scene.introduce(&message).await;
+    }
+    let known = scene.known();
+    let counters = |scene: &Scene| scene.service.counters().limited.load(Relaxed);
+    until(|| counters(&scene) == 18).await;
+    for (n, point) in (1..).zip(&known.points[1..]) {
+        let through = KnownService {
+            points: vec![point.clone()],
+            ..known.clone()
+        };
+        let terms = token(n);
+        let (near, mut far) = soon(async {
+            tokio::join!(scene.client.open_stream(&through, 80, &terms), async {
+                scene.service.accept().await.expect("a request").accept()
+            })
+        })
+        .await;
+        echo(&mut near.expect("opens"), &mut far, 100).await;
+    }
+}
+
+#[tokio::test]
+async fn a_hundred_clients_have_a_thousand_streams_at_once() {
+    let client = ClientConfig {
+        kept: 100,
+        ..ClientConfig::default()
+    };
+    let mut scene = Scene::with(ServiceConfig::default(), client).await;
+    let mut streams = Vec::new();
+    for n in 0..100 {
+        for _ in 0..10 {
+            streams.push(scene.stream(&token(n)).await);
+        }
+    }
+    for (near, far) in &mut streams {
+        echo(near, far, 600).await;
+    }
+    let watch = scene.service.watch();
+    let state = watch.state().expect("it lives");
+    assert_eq!((state.clients, state.streams), (100, 1000));
+    assert_eq!(state.points.len(), 3);
+    drop(streams);
+    until(|| watch.state().is_some_and(|state| state.streams == 0)).await;
+    drop(scene);
+    until(|| watch.state().is_none()).await;
+}
+
+#[tokio::test]
+async fn a_client_that_opens_all_streams_that_it_can_leaves_as_many_to_the_others() {
+    let config = ServiceConfig {
+        streams_of_all: 16,
+        ..ServiceConfig::default()
+    };
+    let mut scene = Scene::with(config, ClientConfig::default()).await;
+    let mut held = Vec::new();
+    for (client, streams) in [(1, 8), (2, 4), (3, 2)] {
+        for _ in 0..streams {
+            held.push(scene.stream(&token(client)).await);
+        }
+        let (known, terms) = (scene.known(), token(client));
+        let more = soon(scene.client.open_stream(&known, 80, &terms)).await;
+        let refused = more.expect_err("no more than are free");
+        assert_eq!(refused.kind(), ErrorKind::TargetFailed);
+    }
+    for (near, far) in &mut held {
+        echo(near, far, 100).await;
+    }
+    // What it gives back it may have again.
+    held.truncate(7);
+    let state = || scene.service.watch().state().expect("it lives");
+    until(|| state().streams == 7).await;
+    held.push(scene.stream(&token(1)).await);
+}
+
 #[tokio::test]
 async fn a_worn_out_introduction_point_gives_way_to_another() {
     let config = ServiceConfig {
