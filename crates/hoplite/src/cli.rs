@@ -27,7 +27,7 @@ enum Command {
     /// Serve as a relay.
     Relay(ConfigFile),
     /// Carry the traffic of programs on this machine over relays: a SOCKS5 and an HTTP proxy.
-    Client(ConfigFile),
+    Client(crate::client::Options),
     /// Serve as an authority: gather what relays say of themselves, and sign the list of them with the other authorities.
     Directory(ConfigFile),
     /// Give accounts tokens for relays that nobody can link.
@@ -90,7 +90,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Demo(options) => crate::measure::demo::run(&options, cli.json),
         Command::Keygen(options) => crate::keygen::run(&options, cli.json),
         Command::Relay(file) => crate::relay::run(&file.config),
-        Command::Client(file) => crate::client::run(&file.config),
+        Command::Client(options) => crate::client::run(&options),
         Command::Directory(file) => crate::directory::run(&file.config),
         Command::Issuer(file) => crate::issuer::run(&file.config),
         Command::Token(options) => crate::wallet::print(&options, cli.json),

@@ -1,7 +1,8 @@
 //! `hoplite client`: programs' traffic in by SOCKS and HTTP, out over the relays of the file.
 
-use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
+use clap::Args;
 use hoplite_crypto::Trust;
 use hoplite_directory::PathChooser;
 use hoplite_link::Peer;
@@ -22,15 +23,28 @@ use crate::{
     wallet::{self, Wallets},
 };
 use onion::{Circuits, ServiceParts};
-use service::Running;
+use service::{Prepared, Running};
+use status::Socket;
 
 mod onion;
-mod service;
+pub(crate) mod service;
 mod service_directory;
+pub(crate) mod status;
 
-/// Carries traffic with the file at `path`.
-pub(crate) fn run(path: &Path) -> Result<(), Failure> {
-    let mut client = client::load(path)?;
+/// `hoplite client`
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The TOML file.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Answer 'hoplite status --run-dir DIR --name client' there; without it nobody is answered.
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+}
+
+/// Carries traffic with the file.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let mut client = client::load(&options.config)?;
     client
         .warnings
         .iter()
@@ -40,14 +54,16 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
     process::current_thread_runtime()?.block_on(async {
         let mut signals = Signals::listen()?;
         let front = bind(client.config.front())?;
+        let mut socket = Socket::listen(options.run_dir.as_deref())?;
         let mut underlay = Underlay::default();
         let wallets = Wallets::open(&client.config, &underlay.tunnels, wallet::file);
         underlay.wallets = wallets.await?;
         let listed = listed::prepare(&mut client, &underlay.tunnels, None).await?;
         let carried = overlay_of(&client, listed.as_ref(), recording.watch(), &underlay)?;
-        let services = service::start(&client.config.service, carried.service_parts())?;
+        let services = service::prepare(&client.config.service)?;
+        let services = carried.serve(services, &underlay.flows);
         say::remark(invitation(&front, &client.config));
-        let stopped = stopped(&mut signals, &carried, &services);
+        let stopped = stopped((&mut signals, &mut socket), &carried, &services);
         front.serve(carried.overlay.clone(), stopped).await;
         carried.tell();
         carried.leave().await;
@@ -56,11 +72,23 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
     })
 }
 
-async fn stopped(signals: &mut Signals, carried: &ClientOverlay, services: &[Running]) {
-    while signals.next().await == Asked::Reload {
-        carried.tell();
-        services.iter().for_each(Running::tell);
-        info!("a client reads its file only when it starts: start it again");
+async fn stopped(
+    (signals, socket): (&mut Signals, &mut Socket),
+    carried: &ClientOverlay,
+    services: &[Running],
+) {
+    loop {
+        tokio::select! {
+            signal = signals.next() => match signal {
+                Asked::Reload => {
+                    carried.tell();
+                    services.iter().for_each(Running::tell);
+                    info!("a client reads its file only when it starts: start it again");
+                }
+                Asked::Stop => return,
+            },
+            asked = socket.asked() => status::answer(asked, carried, services),
+        }
     }
 }
 
@@ -234,12 +262,30 @@ impl ClientOverlay {
         }
     }
 
+    /// Serves onion services, if they can be; their streams lead to `local`.
+    pub(crate) fn serve(&self, services: Vec<Prepared>, local: &Direct) -> Vec<Running> {
+        service::start(services, self.service_parts(), local)
+    }
+
+    /// How many circuits to onion services stand.
+    pub(crate) fn service_circuits(&self) -> usize {
+        match &self.parts {
+            OverlayParts::Hops(_) => 0,
+            OverlayParts::Circuits(circuits) => circuits.service_circuits(),
+        }
+    }
+
     /// What onion services are served with, if they can be.
     fn service_parts(&self) -> Option<&ServiceParts> {
         match &self.parts {
             OverlayParts::Hops(_) => None,
             OverlayParts::Circuits(circuits) => circuits.service_parts(),
         }
+    }
+
+    /// Whether it leads to onion services.
+    pub(crate) fn reaches_services(&self) -> bool {
+        self.service_parts().is_some()
     }
 
     /// The device's network may have changed: the path is looked at soon.

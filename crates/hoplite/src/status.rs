@@ -1,8 +1,9 @@
-//! `hoplite status`: whether traffic flows through the relays, is blocked, or goes past them.
+//! `hoplite status`: whether traffic flows through the relays, is blocked, or goes past them; and how a client does.
 
 use serde_json::Value;
 
 use crate::{
+    client::status::ClientStatus,
     down::Options,
     say,
     say::Failure,
@@ -19,6 +20,14 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
     let path = control::path(&options.place.run_dir, &options.name);
     let reply = control::ask(&path, Command::Status)
         .map_err(|error| Failure::file("asking the process that listens at", &path, &error))?;
+    if let (Some(value), Some(client)) = (&reply, reply.as_ref().and_then(ClientStatus::read)) {
+        // It has taken nothing of the machine that could be looked at.
+        return if json {
+            say::json(value)
+        } else {
+            client.lines().iter().try_for_each(say::answer)
+        };
+    }
     let seen = look(options)?;
     let mut value = match reply {
         Some(value) => value,

@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use crate::{
+    client::service,
     config::{self, client::Client},
     portal, process, say,
     say::{Complaint, Failure},
@@ -130,7 +131,8 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
     }
 }
 
-/// The process that carries the traffic. Of what others have written it reads the user's own file alone before it has given up all rights.
+/// The process that carries the traffic. Of what others have written it reads the user's own files alone before it has given up all rights:
+/// the client's, and those of its onion services.
 pub(crate) fn work<G>(
     options: &Options,
     logs: impl FnOnce() -> Result<G, Failure>,
@@ -140,6 +142,7 @@ pub(crate) fn work<G>(
         Failure::new("giving up all rights", error, remedy)
     };
     let client = load(options)?;
+    let services = service::prepare(&client.config.service)?;
     let is_confined = apart::confine(client.config.takeover.user).map_err(failed)?;
     let _logs = logs()?;
     if !is_confined {
@@ -152,6 +155,7 @@ pub(crate) fn work<G>(
     let socket = socket.map_err(failed)?;
     let task = apart::Task {
         client,
+        services,
         wait: Duration::from_secs(options.wait),
         recording: process::Recording::from_environment()?,
     };
@@ -167,9 +171,6 @@ fn start(options: &Options, json: bool) -> Result<(), Failure> {
     let client = load(options)?;
     rights()?;
     client.warnings.iter().for_each(|it| warn!("{it}"));
-    if !client.config.service.is_empty() {
-        warn!("the file's onion services are not served: run 'hoplite client' with them");
-    }
     if options.foreground {
         return stay(options, |status| {
             notify();

@@ -57,6 +57,7 @@ pub(super) struct Circuits {
     names: Arc<[String]>,
     channels: Channels,
     parts: Option<Arc<ServiceParts>>,
+    services: Arc<ServicesOverlay>,
 }
 
 /// What onion services are reached and served with, where there is a list of relays.
@@ -123,13 +124,14 @@ pub(super) fn over_circuits(
         }
     });
     let reach = parts.as_ref().map(|parts| parts.reach(&client.client_keys));
+    let services = Arc::new(ServicesOverlay::new(Arc::new(onion), reach));
     let circuits = Circuits {
         names: client.config.path.clone().into(),
         channels,
         parts: parts.map(Arc::new),
+        services: Arc::clone(&services),
     };
-    let services = ServicesOverlay::new(Arc::new(onion), reach);
-    let overlay: Arc<dyn Overlay> = Arc::new(Telling::new(Arc::new(services)));
+    let overlay: Arc<dyn Overlay> = Arc::new(Telling::new(services));
     if let Some(listed) = listed {
         listed.keep(Arc::clone(&overlay), Arc::new(underlay.tunnels.clone()));
     }
@@ -191,6 +193,11 @@ impl Circuits {
     /// What onion services are served with.
     pub(super) fn service_parts(&self) -> Option<&ServiceParts> {
         self.parts.as_deref()
+    }
+
+    /// How many circuits to onion services stand.
+    pub(super) fn service_circuits(&self) -> usize {
+        self.services.circuits()
     }
 
     /// What circuits run over.

@@ -45,7 +45,10 @@ use super::{
     traffic::{self, Remembering},
 };
 use crate::{
-    client::ClientOverlay,
+    client::{
+        ClientOverlay,
+        service::{self, Prepared, Running},
+    },
     config::client::Client,
     listed::{self, DirectoryCache, Keeper, Listed},
     process::{Recording, Signals},
@@ -364,6 +367,7 @@ fn become_user(user: u32) -> io::Result<()> {
 #[derive(Debug)]
 pub(super) struct Task {
     pub(super) client: Client,
+    pub(super) services: Vec<Prepared>,
     /// How long the first probe may take.
     pub(super) wait: Duration,
     pub(super) recording: Recording,
@@ -375,6 +379,7 @@ struct WorkerOverlay {
     listed: Option<Listed>,
     wallets: Wallets,
     carried: ClientOverlay,
+    services: Vec<Running>,
     overlay: Arc<dyn Overlay>,
     names: Arc<Remembering>,
 }
@@ -457,11 +462,14 @@ async fn prepare(
     let kept = (listed.as_ref(), wallets.clone());
     let carried = traffic::carried(&task.client, kept, &task.recording, &names)?;
     let overlay = traffic::split(&task.client, &carried, &names);
+    let services = std::mem::take(&mut task.services);
+    let services = carried.serve(services, &traffic::past(&names));
     let worker_overlay = WorkerOverlay {
         again,
         listed,
         wallets,
         carried,
+        services,
         overlay,
         names,
     };
@@ -561,7 +569,10 @@ impl Worker<'_> {
                 let report = Box::new(self.report(worker_overlay));
                 self.say(&FromWorker::Report(report))?;
             }
-            ToWorker::Tell => worker_overlay.carried.tell(),
+            ToWorker::Tell => {
+                worker_overlay.carried.tell();
+                worker_overlay.services.iter().for_each(Running::tell);
+            }
             ToWorker::Begin { .. } | ToWorker::Device { .. } | ToWorker::Leave => {}
         }
         Ok(())
@@ -582,6 +593,7 @@ impl Worker<'_> {
         // Without addresses of a family programs are told none of it.
         config.device.addresses = self.addresses.clone();
         config.dns.resolvers.extend(answered);
+        config.dns.onion_services = worker_overlay.carried.reaches_services();
         let domains = client.takeover.exclude.domains.iter();
         config
             .dns
@@ -608,6 +620,8 @@ impl Worker<'_> {
             channel: carried.channel().map(str::to_owned),
             split_until: listed.and_then(Listed::split_until),
             tokens: worker_overlay.wallets.left(),
+            services: service::statuses(&worker_overlay.services),
+            service_circuits: carried.service_circuits(),
             flows: open_flows(&live),
             counters,
         }

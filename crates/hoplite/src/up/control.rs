@@ -21,7 +21,10 @@ use tokio::{
 };
 
 use super::nftables::Standing;
-use crate::wallet::TokensLeft;
+use crate::{
+    client::service::{self, ServiceStatus},
+    wallet::TokensLeft,
+};
 
 /// How long a question may take to arrive.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
@@ -52,9 +55,9 @@ struct Request {
 
 /// A question and where its answer goes.
 #[derive(Debug)]
-pub(super) struct Asked {
-    pub(super) command: Command,
-    pub(super) answer: oneshot::Sender<Value>,
+pub(crate) struct Asked {
+    pub(crate) command: Command,
+    pub(crate) answer: oneshot::Sender<Value>,
 }
 
 /// Where it is.
@@ -64,7 +67,7 @@ pub(crate) fn path(run_dir: &Path, name: &str) -> PathBuf {
 
 /// Gone when it is dropped.
 #[derive(Debug)]
-pub(super) struct Control {
+pub(crate) struct Control {
     path: PathBuf,
     questions: mpsc::Receiver<Asked>,
     serving: tokio::task::JoinHandle<()>,
@@ -73,7 +76,7 @@ pub(super) struct Control {
 
 impl Control {
     /// Listens. One that a dead process left is replaced: we hold the lock.
-    pub(super) fn listen(run_dir: &Path, name: &str) -> io::Result<Self> {
+    pub(crate) fn listen(run_dir: &Path, name: &str) -> io::Result<Self> {
         let path = path(run_dir, name);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -92,7 +95,7 @@ impl Control {
     }
 
     /// The next question.
-    pub(super) async fn asked(&mut self) -> Asked {
+    pub(crate) async fn asked(&mut self) -> Asked {
         match self.questions.recv().await {
             Some(asked) => asked,
             None => std::future::pending().await,
@@ -242,6 +245,12 @@ pub(crate) struct Process {
     /// Private tokens that are left.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) tokens: Vec<TokensLeft>,
+    /// The onion services of this device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) services: Vec<ServiceStatus>,
+    /// Circuits to onion services, of this device's programs.
+    #[serde(default)]
+    pub(crate) service_circuits: usize,
     /// Whether what does not go through it is blocked.
     pub(crate) block: bool,
     /// How many routing rules of other programs come before ours.
@@ -272,6 +281,10 @@ pub(crate) struct Report {
     pub(crate) split_until: Option<u64>,
     /// Private tokens that are left.
     pub(crate) tokens: Vec<TokensLeft>,
+    /// The onion services of this device.
+    pub(crate) services: Vec<ServiceStatus>,
+    /// Circuits to onion services.
+    pub(crate) service_circuits: usize,
     /// Flows open now, by kind.
     pub(crate) flows: BTreeMap<String, u64>,
     /// Everything that is counted.
@@ -295,6 +308,12 @@ impl Report {
                 .map(TokensLeft::plain)
                 .take(NAMES)
                 .collect(),
+            services: self
+                .services
+                .into_iter()
+                .map(|service| service.plain(plain))
+                .take(NAMES)
+                .collect(),
             ..self
         }
     }
@@ -310,7 +329,7 @@ const NAMES: usize = 256;
 const SHOWN: usize = 512;
 
 /// Without what a terminal would obey, and not too long.
-pub(super) fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     let shown = text.chars().filter(|it| !it.is_control());
     shown.take(SHOWN).collect()
 }
@@ -368,15 +387,6 @@ impl Status {
 
 impl Process {
     fn lines(&self) -> Vec<String> {
-        let path = match self.path.as_slice() {
-            [] => "no relay at all: nothing is hidden".to_owned(),
-            path => format!("path: {}", path.join(" → ")),
-        };
-        let connected = match (self.connected, self.channel.as_deref()) {
-            (false, _) => " (not connected now)".to_owned(),
-            (true, None) => String::new(),
-            (true, Some(channel)) => format!(" (circuits, over {channel})"),
-        };
         let flows = self
             .flows
             .iter()
@@ -391,7 +401,7 @@ impl Process {
             format!("{} routing rules of other programs come before ours: nftables alone stops what they lead past us", self.before)
         });
         let lines = vec![
-            format!("{path}{connected}"),
+            path_line(&self.path, self.connected, self.channel.as_deref()),
             format!("sent {} bytes, received {}", self.sent, self.received),
             format!("flows open: {flows}"),
             format!("names: {}; what goes past is {block}", self.dns),
@@ -403,8 +413,23 @@ impl Process {
         let split = self.split_until.map(split_line);
         let tokens = self.tokens.iter().map(tokens_line);
         let lines = lines.into_iter().chain(split).chain(before);
-        lines.chain(tokens).collect()
+        let services = service::lines(&self.services, self.service_circuits);
+        lines.chain(tokens).chain(services).collect()
     }
+}
+
+/// Which relays, and whether there is a connection to them.
+pub(crate) fn path_line(path: &[String], connected: bool, channel: Option<&str>) -> String {
+    let path = match path {
+        [] => "no relay at all: nothing is hidden".to_owned(),
+        path => format!("path: {}", path.join(" → ")),
+    };
+    let connected = match (connected, channel) {
+        (false, _) => " (not connected now)".to_owned(),
+        (true, None) => String::new(),
+        (true, Some(channel)) => format!(" (circuits, over {channel})"),
+    };
+    format!("{path}{connected}")
 }
 
 impl TokensLeft {

@@ -409,6 +409,8 @@ impl<'a> Session<'a> {
             channel: report.channel,
             split_until: report.split_until,
             tokens: report.tokens,
+            services: report.services,
+            service_circuits: report.service_circuits,
             block: self.orders.wanted.block,
             before: self.taken.machine().before(),
             dns: self.plan.names().to_owned(),

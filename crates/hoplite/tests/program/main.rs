@@ -7,6 +7,7 @@ mod client;
 mod common;
 mod demo;
 mod device;
+mod device_onion_services;
 mod directory;
 mod hostile;
 mod issuer_keys;

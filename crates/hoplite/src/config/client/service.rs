@@ -8,7 +8,8 @@ use serde::Deserialize;
 use super::Checker;
 
 /// Introduction points of one service: with more, and as many authorised clients as there may be, its descriptor would be too long.
-const POINTS: std::ops::RangeInclusive<usize> = 1..=10;
+pub(crate) const MOST_POINTS: usize = 10;
+const POINTS: std::ops::RangeInclusive<usize> = 1..=MOST_POINTS;
 /// Ports of one service.
 const PORTS: usize = 256;
 
