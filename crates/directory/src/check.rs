@@ -49,6 +49,19 @@ pub enum Refused {
         "split: authorities have signed two different lists for the same time: neither is used, the last list before them is as long as it holds; report it to their operators with both lists, which are kept"
     )]
     Split,
+    /// Tor's authorities have signed another consensus for the time of the one that is kept.
+    #[error(
+        "twofold: a majority of the authorities has signed two different consensuses for one time: the one that came first stays in use; report it to their operators"
+    )]
+    Twofold,
+    /// Of too many of the relays nothing more is known than that they are listed.
+    #[error(
+        "partial: the descriptors that came are enough for {percent} of 100 paths: somebody keeps the others back; ask another directory"
+    )]
+    Partial {
+        /// How many of a hundred paths could be built.
+        percent: u64,
+    },
     /// A descriptor whose signature is not that of the key it names.
     #[error("the descriptor's signature is not that of its key: sign it again")]
     Unsigned,

@@ -31,7 +31,7 @@ pub use hsdirs::{HsDirs, PlacedRing};
 pub use path_bias::{CircuitFate, PathBias, Suspicion};
 pub use path_chooser::{AVOIDED, Moment, PathChooser};
 pub use round_trips::{CANDIDATES, Candidate};
-pub use store::{Change, Store, StoreError};
+pub use store::{Change, Store, StoreError, TorDocuments};
 pub use vanguards::{
     Layer, ServiceCircuit, ServiceEnd, ServicePurpose, Vanguard, Vanguards, VanguardsMode,
 };

@@ -5,11 +5,14 @@
 mod tests;
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use hoplite_wire::directory::{Descriptor, Key, List};
+
+use crate::tor::{self, TorRelay};
 
 /// Gives a number below its argument, which is never 0.
 pub type Random<'a> = &'a mut dyn FnMut(u64) -> u64;
@@ -123,6 +126,8 @@ pub struct Network {
     relays: Vec<Descriptor>,
     /// None if all relays are as likely.
     weights: Option<Weights>,
+    /// Of Tor's network: what its consensus says beside descriptors.
+    tor: Option<Arc<HashMap<Key, TorRelay>>>,
 }
 
 impl Network {
@@ -135,15 +140,34 @@ impl Network {
             .collect();
         let cap = list.params.get("bandwidth-cap").copied();
         let weights = Weights::of(&relays, cap.unwrap_or(u64::MAX));
-        let weights = Some(weights);
-        Self { relays, weights }
+        Self {
+            relays,
+            weights: Some(weights),
+            tor: None,
+        }
+    }
+
+    /// The relays of a consensus of Tor's authorities that was checked.
+    pub fn of_tor(network: &tor::Network) -> Self {
+        Self {
+            relays: network.descriptors(),
+            weights: None,
+            tor: Some(Arc::new(tor::positions::relays(network))),
+        }
+    }
+
+    /// What Tor's consensus says of a relay, if that is where it comes from.
+    pub fn tor_relay(&self, identity: &Key) -> Option<&TorRelay> {
+        self.tor.as_ref()?.get(identity)
     }
 
     /// Relays that nobody signed a list of, such as those of a file: all are as likely.
     pub fn unsigned(mut relays: Vec<Descriptor>) -> Self {
         relays.sort_by_key(|relay| relay.identity);
-        let weights = None;
-        Self { relays, weights }
+        Self {
+            relays,
+            ..Self::default()
+        }
     }
 
     /// All of them, by identity.
@@ -189,7 +213,7 @@ impl Network {
     /// Whether there is a relay for this position; why not.
     fn somebody(&self, position: Position, constraints: &PathConstraints) -> Result<(), NoPath> {
         let mut relays = self.relays.iter();
-        if relays.any(|relay| fits(relay, position, constraints)) {
+        if relays.any(|relay| self.fits(relay, position, constraints)) {
             return Ok(());
         }
         let paid = PathConstraints {
@@ -197,7 +221,7 @@ impl Network {
             ..constraints.clone()
         };
         let mut relays = self.relays.iter();
-        Err(if relays.any(|relay| fits(relay, position, &paid)) {
+        Err(if relays.any(|relay| self.fits(relay, position, &paid)) {
             NoPath::NoTokens(position)
         } else {
             NoPath::Nobody(position)
@@ -210,7 +234,7 @@ impl Network {
             return Vec::new();
         };
         let others = self.relays.iter();
-        let others = others.filter(|other| !apart.are_apart(relay, other));
+        let others = others.filter(|other| !self.are_apart(relay, other, apart));
         others.map(|other| other.identity).collect()
     }
 
@@ -233,7 +257,7 @@ impl Network {
         constraints: &PathConstraints,
     ) -> bool {
         let relay = self.relay(identity);
-        relay.is_some_and(|relay| fits(relay, position, constraints))
+        relay.is_some_and(|relay| self.fits(relay, position, constraints))
     }
 
     /// The relays of an explicit path, by identity or by name where that is unique; for experiments. Of `constraints` the overlay and the issuers count.
@@ -308,10 +332,10 @@ impl Network {
         chosen: &[&Descriptor],
     ) -> Vec<(&'a Descriptor, u64)> {
         let relays = self.relays.iter();
-        let relays = relays.filter(|relay| fits(relay, position, constraints));
+        let relays = relays.filter(|relay| self.fits(relay, position, constraints));
         let relays = relays.filter(|relay| {
             let mut others = chosen.iter();
-            others.all(|other| constraints.apart.are_apart(relay, other))
+            others.all(|other| self.are_apart(relay, other, constraints.apart))
         });
         let exits = constraints.exits.as_ref();
         let exits = exits.filter(|_| position == Position::Exit);
@@ -331,8 +355,28 @@ impl Network {
     }
 
     fn weight_of(&self, relay: &Descriptor, position: Position) -> u64 {
+        if let Some(known) = self.tor_relay(&relay.identity) {
+            return known.weight(position);
+        }
         let weights = self.weights.as_ref();
         weights.map_or(1, |weights| weights.of_relay(relay, position))
+    }
+
+    fn fits(&self, relay: &Descriptor, position: Position, constraints: &PathConstraints) -> bool {
+        let known = self.tor_relay(&relay.identity);
+        fits(relay, position, constraints)
+            && known.is_none_or(|known| known.may_stand(position) || constraints.hops == 1)
+    }
+
+    /// Whether both may stand on one path.
+    fn are_apart(&self, a: &Descriptor, b: &Descriptor, apart: Apart) -> bool {
+        let relatives = || {
+            let known = self.tor_relay(&a.identity);
+            let other = self.tor_relay(&b.identity);
+            let both = known.zip(other);
+            both.is_some_and(|(known, other)| known.is_family((&b.identity, other)))
+        };
+        apart.are_apart(a, b) && !(apart.family && relatives())
     }
 }
 

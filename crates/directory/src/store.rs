@@ -1,5 +1,7 @@
 //! What outlives the process, in SQLite: a client's list and guards, an authority's descriptors. Each change is one transaction: all of it or nothing.
 
+mod tor;
+
 use std::{
     fs::{DirBuilder, OpenOptions, Permissions},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
@@ -11,6 +13,8 @@ use hoplite_wire::directory::Key;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, params};
 
 use crate::{Candidate, Guard, Layer, PathBias, Vanguard};
+
+pub use tor::TorDocuments;
 
 /// The schema's version, in `user_version`.
 const VERSION: i64 = 6;

@@ -1,15 +1,21 @@
 //! Tor's own directory, so that circuits can go through C tor: a consensus that a majority of known authorities has signed, with the
-//! microdescriptors that it names, as relays. [`fetch_all`] asks a directory for all of it.
+//! microdescriptors that it names, as relays. [`fetch_all`] asks a directory for all of it, once; a [`Client`] keeps it and renews it.
 //! dir-spec "Network status consensus", "Accepting server descriptors", "Client operation". Texts are read by `wire::tor`.
 //!
 //! # Not in this room
-//! Guards after Tor's own rules, consensus differences, caching: it is asked for anew each time.
+//! Consensus differences (proposal 140), compressed answers: a renewal fetches the whole consensus.
 
+mod client;
+pub(crate) mod positions;
 #[cfg(test)]
 mod tests;
 
+pub use client::{Client, Renewal, Renewed, renew};
+pub use positions::TorRelay;
+
 use std::{
     collections::{BTreeMap, HashMap},
+    sync::Arc,
     time::Duration,
 };
 
@@ -82,15 +88,19 @@ impl Network {
     ) -> Result<Self, Refused> {
         let consensus = check(consensus, certificates, trust, now)?;
         let found = Microdescriptor::parse_all(microdescriptors)?;
-        let found = found.into_iter();
-        let named = found.map(|one| (sha256(one.text.as_bytes()), one));
-        let named: HashMap<_, _> = named.collect();
+        let found = found.iter();
+        let named = found.map(|one| (sha256(one.text.as_bytes()), Arc::new(Described::of(one))));
+        Ok(Self::of(consensus, &named.collect()))
+    }
+
+    /// The relays of a consensus that are described.
+    fn of(consensus: Consensus<'_>, described: &Descriptions) -> Self {
         let relays = consensus.routers.into_iter().filter_map(|router| {
             let usable = router.flags.has(Flags::RUNNING) && router.flags.has(Flags::VALID);
-            let descriptor = named.get(&router.digest).filter(|_| usable)?;
-            Relay::of(router, descriptor)
+            let known = described.get(&router.digest).filter(|_| usable)?;
+            Relay::of(router, known)
         });
-        Ok(Self {
+        Self {
             valid_after: consensus.valid_after,
             fresh_until: consensus.fresh_until,
             valid_until: consensus.valid_until,
@@ -101,7 +111,7 @@ impl Network {
             },
             weights: consensus.weights,
             relays: relays.collect(),
-        })
+        }
     }
 
     /// A parameter within its bounds, or what is meant where the consensus is silent.
@@ -125,8 +135,33 @@ impl Network {
     }
 }
 
+/// What a microdescriptor says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Described {
+    onion: [u8; 32],
+    ed25519: Option<[u8; 32]>,
+    exit: Option<Ports>,
+    family: Vec<[u8; 20]>,
+    family_ids: Vec<String>,
+}
+
+/// By the hashes of their texts.
+type Descriptions = HashMap<[u8; 32], Arc<Described>>;
+
+impl Described {
+    fn of(descriptor: &Microdescriptor<'_>) -> Self {
+        Self {
+            onion: descriptor.ntor,
+            ed25519: descriptor.ed25519,
+            exit: descriptor.exit.clone(),
+            family: descriptor.family.clone(),
+            family_ids: descriptor.family_ids.clone(),
+        }
+    }
+}
+
 impl Relay {
-    fn of(router: Router, descriptor: &Microdescriptor<'_>) -> Option<Self> {
+    fn of(router: Router, descriptor: &Described) -> Option<Self> {
         // "Clients MUST NOT use" an Ed25519 identity that the authorities do not agree on; without one a circuit cannot be extended by us.
         let agreed = !router.flags.has(Flags::NO_ED_CONSENSUS);
         let ed25519 = descriptor.ed25519.filter(|_| agreed)?;
@@ -135,7 +170,7 @@ impl Relay {
             keys: RelayKeys {
                 rsa_id: router.rsa_id,
                 ed25519,
-                onion: descriptor.ntor,
+                onion: descriptor.onion,
             },
             exit: descriptor.exit.clone().filter(|_| exits),
             family: descriptor.family.clone(),
@@ -203,6 +238,22 @@ pub fn check<'a>(
     trust: &Trust,
     now: u64,
 ) -> Result<Consensus<'a>, Refused> {
+    let consensus = check_signatures(consensus, certificates, trust, now)?;
+    check_times(
+        (consensus.valid_after, consensus.valid_until),
+        trust.skew,
+        now,
+    )?;
+    Ok(consensus)
+}
+
+/// The same without the consensus's own times.
+fn check_signatures<'a>(
+    consensus: &'a str,
+    certificates: &str,
+    trust: &Trust,
+    now: u64,
+) -> Result<Consensus<'a>, Refused> {
     let consensus = Consensus::parse(consensus)?;
     let certificates = KeyCertificate::parse_all(certificates)?;
     let hash = sha256(consensus.signed.as_bytes());
@@ -218,12 +269,10 @@ pub fn check<'a>(
     if good < needed {
         return Err(Refused::Forged { good, needed });
     }
-    check_times(&consensus, trust.skew, now)?;
     Ok(consensus)
 }
 
-fn check_times(consensus: &Consensus<'_>, skew: u64, now: u64) -> Result<(), Refused> {
-    let (after, until) = (consensus.valid_after, consensus.valid_until);
+fn check_times((after, until): (u64, u64), skew: u64, now: u64) -> Result<(), Refused> {
     if now > until.saturating_add(skew) {
         let ago = now.saturating_sub(until);
         return Err(Refused::Stale { ago });
@@ -271,6 +320,9 @@ pub enum NoNetwork {
     /// What it answered is not believed.
     #[error("Tor's consensus: {0}")]
     Refused(#[from] Refused),
+    /// The check of what it answered did not come to its end.
+    #[error("checking Tor's consensus broke off: please report this")]
+    Unchecked,
 }
 
 /// Asks the directory at `source` for a consensus and all that belongs to it, over any overlay (its DirPort, or a circuit's BEGIN_DIR), each question

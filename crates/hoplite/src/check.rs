@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use hoplite_channel::How;
-use hoplite_directory::Trust;
+use hoplite_directory::{Trust, tor};
 use hoplite_mediator::Listen;
 use hoplite_relay::config::Egress;
 use serde_json::json;
@@ -200,7 +200,10 @@ fn client(client: &Client) -> Meaning {
     match &config.directory {
         _ if config.is_direct() => {}
         None if config.is_onion() => lines.extend(circuits(client)),
-        Some(directory) => lines.push(signed(&directory.trust())),
+        Some(directory) => lines.push(match &directory.tor {
+            Some(tor) => consensus(&tor.trust(directory.skew)),
+            None => signed(&directory.trust()),
+        }),
         None => lines.extend(recognition(client)),
     }
     if !config.service.is_empty() {
@@ -254,6 +257,11 @@ fn circuits(client: &Client) -> [String; 2] {
 fn signed(trust: &Trust) -> String {
     let (needed, known) = (trust.threshold, trust.authorities.len());
     format!("believes a list that {needed} of {known} authorities have signed")
+}
+
+fn consensus(trust: &tor::Trust) -> String {
+    let (needed, known) = (trust.needed(), trust.authorities.len());
+    format!("believes a consensus that {needed} of {known} authorities of Tor's have signed")
 }
 
 fn directory(config: &config::directory::Config) -> Meaning {

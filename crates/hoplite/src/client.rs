@@ -30,6 +30,7 @@ mod onion;
 pub(crate) mod service;
 mod service_directory;
 pub(crate) mod status;
+mod tor_caches;
 
 /// `hoplite client`
 #[derive(Debug, Args)]

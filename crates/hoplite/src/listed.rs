@@ -1,5 +1,7 @@
-//! Relays from the directory: the list is fetched and kept before a path is made, and renewed while the client runs. Paths are chosen from it by
-//! [`PathChooser`], whose guards stay in the same file.
+//! Relays from the directory: the list, or Tor's consensus ([`Known`]), is fetched and kept before a path is made, and renewed while the client
+//! runs. Paths are chosen from it by [`PathChooser`], whose guards stay in the same file.
+
+mod known;
 
 use std::{collections::BTreeSet, fmt, path::Path, sync::Arc, time::Duration};
 
@@ -9,7 +11,8 @@ use hoplite_directory::{
     self as directory, Candidate, CircuitFate, Guard, HsDirs, Layer, ListChecker, Moment, Offered,
     PathBias, PathChooser, Refused, ServiceCircuit, Store, StoreError, Suspect, Suspicion,
     Vanguard, Vanguards,
-    path_selection::{Network, NoPath, OverlayKind, PathConstraints, Random},
+    path_selection::{Network, NoPath, OverlayKind, PathConstraints, Position, Random},
+    tor,
 };
 use hoplite_masque::{self as masque, Choose, Paths};
 use hoplite_overlay::{Direct, Overlay};
@@ -27,6 +30,9 @@ use tokio::{
 };
 use tracing::{info, warn};
 
+use known::Ask;
+pub(crate) use known::Known;
+
 use crate::{
     client,
     config::client::{Client, Directory, Hop, Relay},
@@ -43,6 +49,9 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(300);
 const MIN_REFETCH_PAUSE: Duration = Duration::from_secs(60);
 /// How often that pause doubles when it was in vain.
 const MAX_DOUBLINGS: u32 = 6;
+
+/// How many relays of Tor's network are drawn, to find one that is a directory.
+const MAX_DRAWN: usize = 32;
 
 /// How long a relay may take to answer whose round trip is measured.
 const MEASURE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -63,7 +72,7 @@ struct Inner {
 struct State {
     file: Directory,
     needs: Needs,
-    known: directory::Client,
+    known: Known,
     network: Arc<Network>,
     chooser: PathChooser,
     /// What the store has of the choice of paths.
@@ -368,17 +377,17 @@ pub(crate) async fn prepare(
         Some(keeper) => keeper.kept.store(),
         None => Store::open(&file.cache),
     };
-    let known = kept.and_then(|kept| directory::Client::new(file.trust(), kept));
+    let known = kept.and_then(|kept| Known::open(&file, kept));
     let mut known = known.map_err(store)?;
     // One from which no path can be made, as of a network that has only begun, is no reason to wait until another is due.
     let needs = Needs::of(client);
-    let is_there = matches!(known.list(now()), Ok(Some(_)));
-    if !is_there || needs.are_met(&network(&known), &file).is_err() {
+    let is_there = matches!(known.is_usable(now()), Ok(true));
+    if !is_there || needs.are_met(&known.network(), &file).is_err() {
         let refusals = renew(&mut known, &file, overlay).await.map_err(store)?;
         refused(&known, &refusals)?;
     }
     if let Err(why @ (NoPath::NoTokens(_) | NoPath::ExplicitTokens(_))) =
-        needs.are_met(&network(&known), &file)
+        needs.are_met(&known.network(), &file)
     {
         return Err(no_path(&why));
     }
@@ -405,10 +414,24 @@ fn unusable(cache: &Path, error: &StoreError) -> Failure {
 
 /// Asks the authorities; says what was wrong with each answer.
 async fn renew(
-    known: &mut directory::Client,
+    known: &mut Known,
     file: &Directory,
     overlay: &dyn Overlay,
 ) -> Result<Vec<String>, StoreError> {
+    let known = match known {
+        Known::List(known) => known,
+        Known::Tor(known, tor) => {
+            let (renewal, ask) = (known.renewal(), (overlay, Ask::Authorities));
+            return match known::renew_tor(&renewal, tor, ask, file.wait).await {
+                Ok(Some(renewed)) => {
+                    let heard = known.take(renewed)?;
+                    Ok(heard.err().iter().map(Refused::to_string).collect())
+                }
+                Ok(None) => Ok(Vec::new()),
+                Err(failures) => Ok(failures),
+            };
+        }
+    };
     let (answers, failures) = answers(known.checker(), file, overlay).await;
     let (numbers, offered): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
     let heard = known.take(offered)?;
@@ -452,15 +475,15 @@ async fn answers(
 type Judged = (usize, Result<Offered, Refused>);
 
 /// Nothing to choose from is a failure; with a list, what others said is only told.
-fn refused(known: &directory::Client, refusals: &[String]) -> Result<(), Failure> {
+fn refused(known: &Known, refusals: &[String]) -> Result<(), Failure> {
     let doing = "fetching the list of relays";
-    match known.list(now()) {
-        Ok(Some(list)) => {
+    match known.is_usable(now()) {
+        Ok(true) => {
             refusals
                 .iter()
                 .for_each(|refusal| warn!("{doing}: {refusal}"));
-            if known.is_split() {
-                tell_split(list.list.valid_until);
+            if let Some(until) = known.split_until(now()) {
+                tell_split(until);
             }
             Ok(())
         }
@@ -483,11 +506,6 @@ fn tell_split(until: u64) {
         seconds,
         "authorities have signed two different lists for one time: the last list before them is used for so long, or until there is a later one; report it to their operators, the cache has both"
     );
-}
-
-fn network(known: &directory::Client) -> Network {
-    let list = known.list(now()).ok().flatten();
-    list.map_or_else(Network::default, |list| Network::of(&list.list))
 }
 
 /// Why the list is of no use.
@@ -536,11 +554,7 @@ fn hop(relay: &Descriptor, token: Option<&Token>, issuers: &BTreeSet<String>) ->
 }
 
 impl Listed {
-    pub(crate) fn new(
-        file: Directory,
-        needs: Needs,
-        mut known: directory::Client,
-    ) -> Result<Self, StoreError> {
+    pub(crate) fn new(file: Directory, needs: Needs, mut known: Known) -> Result<Self, StoreError> {
         let store = known.store();
         let stored = Stored {
             guards: store.guards()?,
@@ -560,7 +574,7 @@ impl Listed {
         let state = State {
             file,
             needs,
-            network: Arc::new(network(&known)),
+            network: Arc::new(known.network()),
             known,
             chooser,
             stored,
@@ -580,15 +594,28 @@ impl Listed {
     /// The relays of the list, if it may be used now.
     pub(crate) fn current(&self) -> Result<Arc<Network>, Refused> {
         let state = self.lock();
-        state.known.list(now())?;
+        state.known.is_usable(now())?;
         Ok(Arc::clone(&state.network))
+    }
+
+    /// A relay of Tor's network that is a directory, by weight.
+    pub(crate) fn directory_cache(&self) -> Option<(Arc<Network>, Descriptor)> {
+        let (network, mut random) = (self.current().ok()?, client::random());
+        let constraints = self.constraints();
+        let mut draw = || network.one(Position::Middle, &constraints, &mut *random);
+        let is_directory = |relay: &&Descriptor| {
+            let known = network.tor_relay(&relay.identity);
+            known.is_some_and(|known| known.is_directory)
+        };
+        let drawn = (0..MAX_DRAWN).filter_map(|_| draw()).find(is_directory);
+        let relay = drawn?.clone();
+        Some((network, relay))
     }
 
     /// Which of its relays keep descriptors of onion services; nothing: its authorities do nothing for those.
     pub(crate) fn hsdirs(&self) -> Result<Option<(Arc<Network>, HsDirs)>, Refused> {
         let state = self.lock();
-        let list = state.known.list(now())?;
-        let hsdirs = list.and_then(|list| HsDirs::of_list(&list.list));
+        let hsdirs = state.known.hsdirs(now())?;
         Ok(hsdirs.map(|hsdirs| (Arc::clone(&state.network), hsdirs)))
     }
 
@@ -714,7 +741,8 @@ impl Listed {
     async fn measure_guards(&self, below: Arc<dyn Overlay>, config: &masque::Config) {
         let (network, guards) = {
             let state = &mut *self.lock();
-            if !state.needs.explicit.is_empty() {
+            // C tor's relays take no handshake of QUIC.
+            if !state.needs.explicit.is_empty() || matches!(state.known, Known::Tor(..)) {
                 return;
             }
             let (network, mut random) = (Arc::clone(&state.network), client::random());
@@ -804,8 +832,8 @@ impl Listed {
                 () = self.hurried(soon) => false,
             };
             asked = Instant::now();
-            let by_relays = self.renew_by(&*through).await;
-            let is_newer = by_relays || self.renew_by(&*beside).await;
+            let by_relays = self.renew_by(&*through, Ask::Caches).await;
+            let is_newer = by_relays || self.renew_by(&*beside, Ask::Authorities).await;
             if is_newer {
                 found(self);
             }
@@ -835,20 +863,27 @@ impl Listed {
 
     /// Until when the last list before two different ones for one time is used, in seconds since 1970; 0 if there is none to use. None without two.
     pub(crate) fn split_until(&self) -> Option<u64> {
-        let state = self.lock();
-        let used = state.known.list(now()).ok().flatten();
-        let until = used.map_or(0, |list| list.list.valid_until);
-        state.known.is_split().then_some(until)
+        self.lock().known.split_until(now())
     }
 
     fn due(&self, random: &mut dyn FnMut(u64) -> u64) -> u64 {
         self.lock().known.next(now(), random)
     }
 
-    /// Whether there is a newer list now.
-    async fn renew_by(&self, overlay: &dyn Overlay) -> bool {
+    /// Whether there is a newer list now. Lists are asked of the authorities by either way.
+    async fn renew_by(&self, overlay: &dyn Overlay, ask: Ask) -> bool {
         let file = self.lock().file.clone();
-        let checker = self.lock().known.checker();
+        let asked = match &self.lock().known {
+            Known::List(known) => Ok(known.checker()),
+            Known::Tor(known, tor) => Err((known.renewal(), tor.clone())),
+        };
+        let checker = match asked {
+            Ok(checker) => checker,
+            Err((renewal, tor)) => {
+                let renewed = known::renew_tor(&renewal, &tor, (overlay, ask), file.wait).await;
+                return self.take_tor(renewed).await;
+            }
+        };
         let (answers, _) = answers(checker, &file, overlay).await;
         let (numbers, offered): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
         // What is written to the disk is written beside the traffic, too.
@@ -857,9 +892,33 @@ impl Listed {
         newer.unwrap_or(false)
     }
 
+    async fn take_tor(&self, renewed: Result<Option<tor::Renewed>, Vec<String>>) -> bool {
+        let renewed = match renewed {
+            Ok(Some(renewed)) => renewed,
+            Ok(None) => return false,
+            Err(failures) => {
+                let told = failures.iter();
+                told.for_each(|why| warn!("renewing Tor's consensus: {why}"));
+                return false;
+            }
+        };
+        let listed = self.clone();
+        let taken = spawn_blocking(move || {
+            let state = &mut *listed.lock();
+            let Known::Tor(known, _) = &mut state.known else {
+                return false;
+            };
+            known::take_tor(known, renewed) && state.take_list()
+        });
+        taken.await.unwrap_or(false)
+    }
+
     fn take(&self, authorities: &[usize], offered: Vec<Result<Offered, Refused>>) -> bool {
         let state = &mut *self.lock();
-        let heard = match state.known.take(offered) {
+        let Known::List(known) = &mut state.known else {
+            return false;
+        };
+        let heard = match known.take(offered) {
             Ok(heard) => heard,
             Err(error) => {
                 warn!("the cache of the directory cannot be written: {error}");
@@ -871,10 +930,10 @@ impl Listed {
                 warn!(authority, "a list of relays is refused: {refused}");
             }
         }
-        if state.known.is_split()
-            && let Ok(Some(list)) = state.known.list(now())
+        if let Some(until) = state.known.split_until(now())
+            && until > 0
         {
-            tell_split(list.list.valid_until);
+            tell_split(until);
         }
         let changed =
             heard.contains(&Ok(directory::Heard::Newer)) || heard.contains(&Err(Refused::Split));
@@ -892,7 +951,10 @@ impl Listed {
     #[cfg(test)]
     pub(crate) fn hear(&self, text: &str) -> Result<directory::Heard, Refused> {
         let state = &mut *self.lock();
-        let heard = state.known.heard(text, now()).expect("stored");
+        let Known::List(known) = &mut state.known else {
+            unreachable!("there is no list");
+        };
+        let heard = known.heard(text, now()).expect("stored");
         state.take_list();
         heard
     }
@@ -901,10 +963,10 @@ impl Listed {
 impl State {
     /// The relays of the newest list, if there is one that may be used.
     fn take_list(&mut self) -> bool {
-        let Ok(Some(list)) = self.known.list(now()) else {
+        if !matches!(self.known.is_usable(now()), Ok(true)) {
             return false;
-        };
-        self.network = Arc::new(Network::of(&list.list));
+        }
+        self.network = Arc::new(self.known.network());
         let relays = self.network.relays().len();
         info!(relays, "there is a new list of relays");
         true

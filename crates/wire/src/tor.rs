@@ -594,6 +594,8 @@ fn numbers(arguments: &str) -> Option<BTreeMap<String, i32>> {
 /// A certificate, none of whose signatures has been checked by reading it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyCertificate<'a> {
+    /// All of it.
+    pub text: &'a str,
     /// What the certification is over.
     pub signed: &'a str,
     /// SHA-1 of the identity key, as it says itself.
@@ -652,7 +654,9 @@ impl<'a> KeyCertificate<'a> {
             }
             let signed = items.until(open.start, item.body)?;
             let certification = item.bytes(&items)?;
-            let whole = parts.take().and_then(|it| it.whole(signed, certification));
+            let text = items.until(open.start, items.position())?;
+            let whole = parts.take();
+            let whole = whole.and_then(|it| it.whole(text, signed, certification));
             found.push(whole.ok_or_else(|| items.wrong("a key certificate lacks something"))?);
             if found.len() > AUTHORITIES {
                 return Err(items.wrong("too many key certificates"));
@@ -682,8 +686,14 @@ impl Parts {
         Ok(())
     }
 
-    fn whole(self, signed: &str, certification: Vec<u8>) -> Option<KeyCertificate<'_>> {
+    fn whole<'a>(
+        self,
+        text: &'a str,
+        signed: &'a str,
+        certification: Vec<u8>,
+    ) -> Option<KeyCertificate<'a>> {
         Some(KeyCertificate {
+            text,
             signed,
             fingerprint: self.fingerprint?,
             published: self.published?,

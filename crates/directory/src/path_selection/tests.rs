@@ -21,6 +21,7 @@ fn network(mut relays: Vec<Descriptor>) -> Network {
     Network {
         relays,
         weights: Some(weights),
+        tor: None,
     }
 }
 

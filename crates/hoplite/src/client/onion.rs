@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use hoplite_channel::{self as channel, ChannelDialer, Channels, Counts, handshake::Us};
+use hoplite_channel::{self as channel, ChannelDialer, Channels, Counts, How, handshake::Us};
 use hoplite_crypto::onion::RelayKeys;
 use hoplite_directory::{
     self as directory, Refused, ServiceCircuit,
@@ -34,7 +34,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
-use super::{ClientOverlay, Underlay, service_directory::ListedHsDirs};
+use super::{ClientOverlay, Underlay, service_directory::ListedHsDirs, tor_caches::TorCaches};
 use crate::{
     config::{self, client::Client},
     listed::{Listed, no_path},
@@ -101,7 +101,7 @@ pub(super) fn over_circuits(
 ) -> Result<ClientOverlay, Failure> {
     let file = &client.config.onion;
     let channels = Channels::new(dialer(client, watch, underlay), |_| {});
-    let linked = Linked::new(channels.clone(), file.channel);
+    let linked = Linked::new(channels.clone(), channel_of(client));
     let path = &client.config.path;
     let listed = listed
         .map(|listed| FromList::new(listed, path))
@@ -132,10 +132,34 @@ pub(super) fn over_circuits(
         services: Arc::clone(&services),
     };
     let overlay: Arc<dyn Overlay> = Arc::new(Telling::new(services));
-    if let Some(listed) = listed {
-        listed.keep(Arc::clone(&overlay), Arc::new(underlay.tunnels.clone()));
+    if let (Some(listed), Some(parts)) = (listed, circuits.service_parts()) {
+        let through = through(client, &listed, parts, &overlay);
+        listed.keep(through, Arc::new(underlay.tunnels.clone()));
     }
     Ok(ClientOverlay::by_circuits(overlay, circuits))
+}
+
+/// What circuits run over: to a relay of C tor there is nothing but TLS, and who watches would learn more from anything else.
+fn channel_of(client: &Client) -> How {
+    let file = &client.config;
+    let tor = file.directory.as_ref().and_then(|it| it.tor.as_ref());
+    tor.map_or(file.onion.channel, |_| How::Tls)
+}
+
+/// By what the list is renewed: the circuits to targets, or to relays that are directories.
+fn through(
+    client: &Client,
+    listed: &FromList,
+    parts: &ServiceParts,
+    circuits: &Arc<dyn Overlay>,
+) -> Arc<dyn Overlay> {
+    let file = client.config.directory.as_ref();
+    if file.is_none_or(|file| file.tor.is_none()) {
+        return Arc::clone(circuits);
+    }
+    let (dialer, paths) = (Arc::clone(&parts.dialer), Arc::clone(&parts.paths));
+    let circuits = DirectoryCircuits::new(dialer, paths, &parts.circuits);
+    Arc::new(TorCaches::new(&listed.listed, circuits))
 }
 
 fn dialer(client: &Client, watch: Option<Arc<dyn Watch>>, underlay: &Underlay) -> ChannelDialer {
@@ -283,7 +307,10 @@ impl FromList {
         let to = (&*asked.ports, asked.required);
         let path = self.listed.circuit(&network, to, &mut *random);
         let path = path.map_err(|why| Unchosen::NoPath(why, asked.required))?;
-        Ok(path.iter().filter_map(relay_of_list).collect())
+        let path = path.iter();
+        Ok(path
+            .filter_map(|relay| relay_of_list(&network, relay))
+            .collect())
     }
 
     fn choose_for_service(
@@ -314,7 +341,8 @@ impl FromList {
         let path = self
             .listed
             .service_circuit(&network, circuit, &mut *random)?;
-        let path = path.iter().filter_map(relay_of_list);
+        let path = path.iter();
+        let path = path.filter_map(|relay| relay_of_list(&network, relay));
         Ok(path.chain(given).collect())
     }
 
@@ -324,7 +352,9 @@ impl FromList {
             return Ok(None);
         }
         let relays = network.explicit(&self.explicit, &self.listed.constraints())?;
-        Ok(Some(relays.into_iter().filter_map(relay_of_list).collect()))
+        let relays = relays.into_iter();
+        let relays = relays.filter_map(|relay| relay_of_list(network, relay));
+        Ok(Some(relays.collect()))
     }
 }
 
@@ -424,19 +454,23 @@ impl From<Unchosen> for Error {
     }
 }
 
-/// What circuits need to know of a listed relay; ours all speak ntor-v3, have congestion control and know half-closed streams.
-pub(super) fn relay_of_list(relay: &Descriptor) -> Option<Relay> {
+/// What circuits need to know of a listed relay; ours all speak ntor-v3, have congestion control and know half-closed streams, and of others Tor's
+/// consensus says it.
+pub(super) fn relay_of_list(network: &Network, relay: &Descriptor) -> Option<Relay> {
     let (identity, ntor) = (relay.identity.0, relay.onion?);
+    let mut keys = RelayKeys::from(OnionKey { identity, ntor });
+    let tor = network.tor_relay(&relay.identity);
+    keys.rsa_id = tor.map_or(keys.rsa_id, |known| known.rsa_id);
     Some(Relay {
         // Errors say which hop: they get into the log, and a name there would say whom the list gave us.
         name: "".into(),
-        keys: RelayKeys::from(OnionKey { identity, ntor }),
-        rsa: false,
+        keys,
+        rsa: tor.is_some(),
         addresses: relay.addresses.clone(),
-        ntor3: true,
-        congestion_control: true,
+        ntor3: tor.is_none_or(|known| known.ntor3),
+        congestion_control: tor.is_none_or(|known| known.congestion_control),
         protocols: relay.protocols,
-        half_close: true,
+        half_close: tor.is_none(),
         exit: relay.exit.clone().map(Arc::new),
     })
 }

@@ -50,7 +50,7 @@ impl ListedHsDirs {
 fn placed(ring: &PlacedRing, chosen: &[Key], (network, hsdirs): &(Arc<Network>, HsDirs)) -> Placed {
     let (period, schedule) = (ring.placement.period, hsdirs.schedule());
     let lasts = u64::from(period.minutes).saturating_mul(60);
-    let relay = |key: &Key| relay_of_list(network.relay(key)?);
+    let relay = |key: &Key| relay_of_list(network, network.relay(key)?);
     Placed {
         period,
         ends: schedule.begins(period).saturating_add(lasts),

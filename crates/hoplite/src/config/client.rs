@@ -1,7 +1,7 @@
 //! The client's file: read, and checked for what its syntax cannot say: names that exist, roles that fit, enough relays.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     path::{Path, PathBuf},
 };
 
@@ -11,7 +11,7 @@ use hoplite_masque::Mode;
 use hoplite_mediator::Listen;
 use hoplite_onion::onion_service::ClientKeys;
 use hoplite_relay::config::Role;
-use hoplite_wire::{Host, forwarding::Transform};
+use hoplite_wire::{Host, forwarding::Transform, tor::AUTHORITIES};
 
 use self::takeover::{Exclude, Include};
 use super::{Document, directory};
@@ -294,10 +294,46 @@ impl Checker<'_> {
             let why = "the relays come from the list of [directory]";
             self.add("relay", why, "keep one of [[relay]] and [directory]");
         }
+        if let Some(tor) = &directory.tor {
+            self.tor_directory(directory, tor);
+            return;
+        }
         let (given, threshold) = (&directory.authorities, directory.threshold);
         let hostile = directory.hostile;
         let wrong = directory::complaints(self.document, "directory.", given, threshold, hostile);
         self.complaints.extend(wrong);
+    }
+
+    /// Tor's network has circuits alone, and its authorities are believed by majority.
+    fn tor_directory(&mut self, directory: &Directory, tor: &TorDirectory) {
+        if !self.config.is_onion() {
+            let why = "relays of Tor's network carry circuits alone";
+            self.add("directory.tor", why, "add overlay = \"onion\"");
+        }
+        let own = [
+            ("authorities", !directory.authorities.is_empty()),
+            ("threshold", directory.threshold != 0),
+            ("hostile", directory.hostile.is_some()),
+            ("region", directory.region.is_some()),
+        ];
+        for (key, _) in own.into_iter().filter(|(_, is_given)| *is_given) {
+            let why = "this is of lists of Hoplite's authorities, and the relays come from [directory.tor]";
+            self.add(
+                &format!("directory.{key}"),
+                why,
+                "remove it, or [directory.tor]",
+            );
+        }
+        let key = "directory.tor.authorities";
+        let identities = tor.authorities.iter().map(|one| one.identity);
+        let different: BTreeSet<_> = identities.collect();
+        if different.is_empty() {
+            let why = "without authorities no consensus can be believed";
+            self.add(key, why, "name those of C tor's `DirAuthority` lines");
+        } else if different.len() < tor.authorities.len() || different.len() > AUTHORITIES {
+            let why = format!("expected 1 to {AUTHORITIES} authorities, each once");
+            self.add(key, why, "remove those that are too many");
+        }
     }
 
     fn length(&mut self) {

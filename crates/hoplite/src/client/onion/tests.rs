@@ -14,7 +14,11 @@ use hoplite_wire::{
 use zeroize::Zeroizing;
 
 use super::*;
-use crate::{config::client::Directory, directory::now, listed::Needs};
+use crate::{
+    config::client::Directory,
+    directory::now,
+    listed::{Known, Needs},
+};
 
 const STRANGER: u8 = 99;
 /// When all relays here published: one time, so that a list that is made again is the same.
@@ -101,7 +105,7 @@ fn listed(cache: &Path, text: Option<&str>) -> Listed {
         issuers: BTreeSet::new(),
         bearer: false,
     };
-    Listed::new(file(), needs, known).expect("read")
+    Listed::new(file(), needs, Known::List(known)).expect("read")
 }
 
 fn random(seed: u64) -> Random {
@@ -218,11 +222,13 @@ async fn a_client_that_names_two_hundred_rendezvous_points_finds_four_relays_nex
     let directory = tempfile::tempdir().expect("directory");
     let cache = directory.path().join("cache");
     let relays: Vec<_> = (1..=60).map(|n| relay(n, Some("1-65535"))).collect();
-    let known = |n: u8| relay_of_list(&relay(n, None).descriptor).expect("has an onion key");
-    // All that the list has, the guard among them, and relays that it has not.
-    let named: Vec<_> = (1..=200).map(known).collect();
     let text = list(now() - 60, relays, 50);
     let listed_now = listed(&cache, Some(&text));
+    let network = listed_now.current().expect("a list");
+    let known = |n: u8| relay_of_list(&network, &relay(n, None).descriptor);
+    // All that the list has, the guard among them, and relays that it has not.
+    let named = (1..=200).map(|n| known(n).expect("has an onion key"));
+    let named: Vec<_> = named.collect();
     let (guards, next) = met(&paths(&listed_now, 1), &named).await;
     assert_eq!(guards.len(), 1);
     // Four, or three if the guard itself is one of them.

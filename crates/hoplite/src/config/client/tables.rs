@@ -1,12 +1,13 @@
 //! The tables of the client's file: which relays, which path over them, how circuits are built, where programs come in. Every key is explained in
 //! `examples/client.toml`, which a test holds equal to the defaults.
 
-use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
+use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use hoplite_crypto::{Pin, Token};
 use hoplite_directory::{
     Trust, VanguardsMode,
     path_selection::{Apart, Network, PathConstraints},
+    tor,
 };
 use hoplite_masque::{self as masque, MAX_HOPS, Mode};
 use hoplite_mediator::{config as front, tun};
@@ -312,6 +313,8 @@ impl fmt::Debug for RsaId {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Directory {
+    /// Tor's own directory instead, for `overlay = "onion"`.
+    pub(crate) tor: Option<TorDirectory>,
     /// The known authorities.
     #[serde(deserialize_with = "hoplite_config::list")]
     pub(crate) authorities: Vec<Source>,
@@ -364,6 +367,7 @@ impl From<Layers> for VanguardsMode {
 impl Default for Directory {
     fn default() -> Self {
         Self {
+            tor: None,
             authorities: Vec::new(),
             threshold: 0,
             hostile: None,
@@ -383,6 +387,65 @@ impl Directory {
     /// Whom to believe.
     pub(crate) fn trust(&self) -> Trust {
         directory::trust(&self.authorities, self.threshold, self.hostile, self.skew)
+    }
+}
+
+/// `[directory.tor]`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct TorDirectory {
+    /// The known authorities; more than half of them must have signed the consensus.
+    #[serde(deserialize_with = "hoplite_config::list")]
+    pub(crate) authorities: Vec<TorAuthority>,
+    /// Its relays have `TestingTorNetwork 1`: periods of onion services are as short as its votes.
+    pub(crate) testing: bool,
+}
+
+impl TorDirectory {
+    /// Whom to believe.
+    pub(crate) fn trust(&self, skew: Duration) -> tor::Trust {
+        tor::Trust {
+            authorities: self.authorities.iter().map(|one| one.identity).collect(),
+            skew: skew.as_secs(),
+        }
+    }
+}
+
+/// An authority of Tor's network, `FINGERPRINT@ADDRESS:PORT`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TorAuthority {
+    /// SHA-1 of its v3 identity key.
+    pub(crate) identity: [u8; 20],
+    /// Its DirPort.
+    pub(crate) address: SocketAddr,
+}
+
+/// The text names none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TorAuthorityError;
+
+impl FromStr for TorAuthority {
+    type Err = TorAuthorityError;
+
+    fn from_str(text: &str) -> Result<Self, TorAuthorityError> {
+        let (identity, address) = text.split_once('@').ok_or(TorAuthorityError)?;
+        Ok(Self {
+            identity: hoplite_wire::tor::fingerprint(identity).ok_or(TorAuthorityError)?,
+            address: address.parse().map_err(|_| TorAuthorityError)?,
+        })
+    }
+}
+
+impl fmt::Display for TorAuthorityError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let expected = "expected \"FINGERPRINT@ADDRESS:PORT\": 40 hexadecimal digits, its v3ident in C tor, and its DirPort";
+        f.write_str(expected)
+    }
+}
+
+impl fmt::Debug for TorAuthority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TorAuthority(hidden)")
     }
 }
 

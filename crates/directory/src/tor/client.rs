@@ -1,0 +1,397 @@
+//! A client's view of Tor's directory: the consensus that it believes, kept over restarts, and renewed when others are: dir-spec "Client operation".
+//!
+//! Directories are not trusted. One can answer nothing, or something old that still holds: an older one than was seen is refused, and so is one
+//! of whose relays too many are not described. It can cost no more than the bounds of each answer: [`TEXT`] bytes for a consensus, 1 MiB for each
+//! batch of microdescriptors, and of those no more batches than the consensus has relays.
+
+use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
+
+use futures_util::{StreamExt, stream};
+use hoplite_crypto::onion::rsa::{PublicKey, sha256};
+use hoplite_overlay::Overlay;
+use hoplite_wire::{
+    Target,
+    tor::{Consensus, KeyCertificate, Microdescriptor, TEXT},
+};
+use tokio::task::spawn_blocking;
+
+use super::{
+    ANSWER, BATCH, CONSENSUS, Described, Descriptions, Network, NoNetwork, Trust, check,
+    check_signatures, check_times, positions,
+};
+use crate::{Heard, Refused, Store, StoreError, fetch};
+
+/// Where a directory has the certificates of an authority's identity and signing keys.
+const CERTIFICATES: &str = "/tor/keys/fp-sk/";
+/// Questions that one directory is asked at once.
+const AT_ONCE: usize = 4;
+/// A consensus may take so many times as long as other answers: it is as much larger.
+const SLOWER: u32 = 3;
+
+/// The consensus that is believed, in what form it is used. Every change is written to the store before it counts.
+#[derive(Debug)]
+pub struct Client {
+    trust: Trust,
+    store: Store,
+    newest: Option<Newest>,
+    /// Of those who have signed the newest.
+    certificates: Arc<str>,
+    /// What its relays say.
+    described: Arc<Descriptions>,
+}
+
+#[derive(Clone, Debug)]
+struct Newest {
+    network: Arc<Network>,
+    /// SHA-256 of what is signed.
+    hash: [u8; 32],
+}
+
+impl Client {
+    /// What `store` has, as far as these authorities have signed it: a consensus of another network neither serves nor hinders.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn new(trust: Trust, mut store: Store, now: u64) -> Result<Self, StoreError> {
+        let kept = store.tor_documents()?.unwrap_or_default();
+        let described = describe(&kept.microdescriptors).unwrap_or_default();
+        let read = check_signatures(&kept.consensus, &kept.certificates, &trust, now);
+        let newest = read.ok().map(|consensus| Newest {
+            hash: sha256(consensus.signed.as_bytes()),
+            network: Arc::new(Network::of(consensus, &described)),
+        });
+        Ok(Self {
+            trust,
+            store,
+            newest,
+            certificates: kept.certificates.into(),
+            described: Arc::new(described),
+        })
+    }
+
+    /// The network to be used, if one is known and its time is not over.
+    ///
+    /// # Errors
+    /// [`Refused::Stale`], [`Refused::Early`]: what is kept must not be used.
+    pub fn network(&self, now: u64) -> Result<Option<&Arc<Network>>, Refused> {
+        let Some(newest) = &self.newest else {
+            return Ok(None);
+        };
+        let times = (newest.network.valid_after, newest.network.valid_until);
+        check_times(times, self.trust.skew, now)?;
+        Ok(Some(&newest.network))
+    }
+
+    /// When to ask for another: "chosen uniformly at random from the interval between the time 3/4 into the first interval after the consensus is no
+    /// longer fresh, and 7/8 of the time remaining after that before the consensus is invalid". `random` gives a number below its argument.
+    pub fn next(&self, now: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
+        let Ok(Some(network)) = self.network(now) else {
+            return now;
+        };
+        let interval = network.fresh_until.saturating_sub(network.valid_after);
+        let begins = network.fresh_until.saturating_add(interval / 4 * 3);
+        let room = network.valid_until.saturating_sub(begins) / 8 * 7;
+        begins.saturating_add(random(room.max(1)))
+    }
+
+    /// What a renewal goes by.
+    pub fn renewal(&self) -> Renewal {
+        let newest = self.newest.as_ref();
+        Renewal {
+            trust: self.trust.clone(),
+            newest: newest.map(|newest| (newest.network.valid_after, newest.hash)),
+            certificates: Arc::clone(&self.certificates),
+            described: Arc::clone(&self.described),
+        }
+    }
+
+    /// Takes what a renewal brought.
+    ///
+    /// # Errors
+    /// [`Refused::RolledBack`], [`Refused::Twofold`], inside: something later has come in between; the store's own failures, outside.
+    pub fn take(&mut self, renewed: Renewed) -> Result<Result<Heard, Refused>, StoreError> {
+        if let Err(refused) = self
+            .renewal()
+            .is_next(renewed.network.valid_after, &renewed.hash)
+        {
+            return Ok(Err(refused));
+        }
+        let fresh = renewed.fresh.iter();
+        let fresh = fresh.map(|(digest, text)| (*digest, text.as_str()));
+        let named = renewed.described.keys().copied().collect();
+        let texts = (&*renewed.consensus, &*renewed.certificates);
+        self.store.keep_tor_documents(texts, fresh, &named)?;
+        self.newest = Some(Newest {
+            network: Arc::new(renewed.network),
+            hash: renewed.hash,
+        });
+        self.certificates = renewed.certificates.into();
+        self.described = Arc::new(renewed.described);
+        Ok(Ok(Heard::Newer))
+    }
+
+    /// Where guards are kept.
+    pub fn store(&mut self) -> &mut Store {
+        &mut self.store
+    }
+}
+
+/// By the hashes of their texts.
+fn describe(microdescriptors: &str) -> Result<Descriptions, Refused> {
+    let found = Microdescriptor::parse_all(microdescriptors)?;
+    let found = found.iter();
+    let named = found.map(|one| (sha256(one.text.as_bytes()), Arc::new(Described::of(one))));
+    Ok(named.collect())
+}
+
+/// What is known before a renewal: answers are judged by it beside a [`Client`].
+#[derive(Clone, Debug)]
+pub struct Renewal {
+    trust: Trust,
+    /// From when the newest consensus holds, and the hash of what is signed in it.
+    newest: Option<(u64, [u8; 32])>,
+    certificates: Arc<str>,
+    described: Arc<Descriptions>,
+}
+
+/// What a renewal brought, for [`Client::take`].
+#[derive(Debug)]
+pub struct Renewed {
+    consensus: Arc<str>,
+    hash: [u8; 32],
+    certificates: String,
+    /// What its relays say, as far as is known.
+    described: Descriptions,
+    /// The texts of those that are new.
+    fresh: Vec<([u8; 32], String)>,
+    network: Network,
+}
+
+/// A consensus that is believed, and what is known of its relays so far.
+struct Believed {
+    consensus: Arc<str>,
+    hash: [u8; 32],
+    certificates: String,
+    described: Descriptions,
+    fresh: Vec<([u8; 32], String)>,
+    wanted: HashSet<[u8; 32]>,
+}
+
+impl Renewal {
+    fn is_next(&self, valid_after: u64, hash: &[u8; 32]) -> Result<(), Refused> {
+        match &self.newest {
+            Some((ours, _)) if valid_after < *ours => Err(Refused::RolledBack {
+                by: ours.saturating_sub(valid_after),
+            }),
+            Some((ours, other)) if valid_after == *ours && hash != other => Err(Refused::Twofold),
+            _ => Ok(()),
+        }
+    }
+
+    /// The path by which a directory is asked for the certificates that are missing; `None`: there are all.
+    fn certificates_wanted(&self, consensus: &str, now: u64) -> Result<Option<String>, Refused> {
+        let consensus = Consensus::parse(consensus)?;
+        let held = KeyCertificate::parse_all(&self.certificates)?;
+        let is_held = |authority: &[u8; 20], key: &[u8; 20]| {
+            let mut held = held.iter().filter(|one| one.expires >= now);
+            held.any(|one| one.fingerprint == *authority && signing_id(one) == Some(*key))
+        };
+        let theirs = consensus.signatures.iter().filter(|signature| {
+            let (authority, key) = (&signature.authority, &signature.key);
+            self.trust.authorities.contains(authority) && !is_held(authority, key)
+        });
+        let theirs = theirs.map(|one| format!("{}-{}", Hex(&one.authority), Hex(&one.key)));
+        let names = theirs.collect::<Vec<_>>().join("+");
+        Ok((!names.is_empty()).then(|| format!("{CERTIFICATES}{names}")))
+    }
+
+    /// Judges a consensus, by the certificates that are held and those that were answered. `None`: it is the one that is here, and nothing is missing.
+    fn believe(
+        self,
+        consensus: Arc<str>,
+        answered: &str,
+        now: u64,
+    ) -> Result<Option<Believed>, Refused> {
+        let certificates = [&*self.certificates, answered].concat();
+        let read = check(&consensus, &certificates, &self.trust, now)?;
+        let hash = sha256(read.signed.as_bytes());
+        self.is_next(read.valid_after, &hash)?;
+        let certificates = certificates_of(&read, &certificates)?;
+        let mut described = Descriptions::new();
+        let mut wanted = HashSet::new();
+        for router in &read.routers {
+            match self.described.get(&router.digest) {
+                Some(known) => drop(described.insert(router.digest, Arc::clone(known))),
+                None => drop(wanted.insert(router.digest)),
+            }
+        }
+        let is_here = self.newest.is_some_and(|(_, newest)| newest == hash);
+        if is_here && wanted.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Believed {
+            consensus: Arc::clone(&consensus),
+            hash,
+            certificates,
+            described,
+            fresh: Vec::new(),
+            wanted,
+        }))
+    }
+}
+
+fn signing_id(certificate: &KeyCertificate<'_>) -> Option<[u8; 20]> {
+    PublicKey::authority(&certificate.signing).map(|key| key.id())
+}
+
+/// The texts of those certificates whose keys have signed it, each once: so many at most as it has signatures.
+fn certificates_of(consensus: &Consensus<'_>, all: &str) -> Result<String, Refused> {
+    let all = KeyCertificate::parse_all(all)?;
+    let mut texts = Vec::new();
+    for signature in &consensus.signatures {
+        let theirs = all.iter().filter(|one| {
+            one.fingerprint == signature.authority && signing_id(one) == Some(signature.key)
+        });
+        // The latest: one that has expired may be among them.
+        let theirs = theirs.max_by_key(|one| one.expires);
+        texts.extend(theirs.map(|one| one.text));
+    }
+    texts.dedup();
+    Ok(texts.concat())
+}
+
+impl Believed {
+    /// Takes what was wanted of an answer.
+    fn hear(&mut self, answer: &str) -> Result<(), Refused> {
+        for one in Microdescriptor::parse_all(answer)? {
+            let digest = sha256(one.text.as_bytes());
+            if self.wanted.remove(&digest) {
+                self.described.insert(digest, Arc::new(Described::of(&one)));
+                self.fresh.push((digest, one.text.to_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks one directory for what is wanted, until it fails.
+    async fn ask(
+        &mut self,
+        overlay: &dyn Overlay,
+        source: &Target,
+        limit: Duration,
+    ) -> Result<(), NoNetwork> {
+        let wanted: Vec<_> = self.wanted.iter().copied().collect();
+        let paths: Vec<_> = wanted.chunks(BATCH).map(Consensus::request).collect();
+        let batches = paths.into_iter();
+        let batches =
+            batches.map(|path| async move { fetch(overlay, source, &path, ANSWER, limit).await });
+        let mut answers = Box::pin(stream::iter(batches).buffer_unordered(AT_ONCE));
+        while let Some(answer) = answers.next().await {
+            self.hear(&answer?)?;
+        }
+        Ok(())
+    }
+
+    /// As a network, if enough of its relays are described.
+    fn finish(self) -> Result<Renewed, Refused> {
+        let consensus = Consensus::parse(&self.consensus)?;
+        let known =
+            |router: &hoplite_wire::tor::Router| self.described.contains_key(&router.digest);
+        let percent = positions::paths_known(&consensus.routers, &consensus.weights, known);
+        let network = Network::of(consensus, &self.described);
+        let needed = network.param("min_paths_for_circs_pct", 60, 25..=95);
+        if percent < u64::from(needed.unsigned_abs()) {
+            return Err(Refused::Partial { percent });
+        }
+        Ok(Renewed {
+            consensus: self.consensus,
+            hash: self.hash,
+            certificates: self.certificates,
+            described: self.described,
+            fresh: self.fresh,
+            network,
+        })
+    }
+}
+
+/// Asks one of the directories at `sources` after another, over any overlay, for a consensus that is newer than the one that is here, and then for
+/// what is missing of its relays; each answer within `limit`, the consensus within three times as much. `now` is in seconds since 1970. What comes is
+/// checked in a thread that may block. `None`: the consensus that is here is the newest.
+///
+/// # Errors
+/// Why each of them failed.
+pub async fn renew(
+    renewal: &Renewal,
+    overlay: &dyn Overlay,
+    sources: &[Target],
+    now: u64,
+    limit: Duration,
+) -> Result<Option<Renewed>, Vec<NoNetwork>> {
+    let mut failures = Vec::new();
+    let mut believed = None;
+    let mut first = 0;
+    for (place, source) in sources.iter().enumerate() {
+        match consensus_of(renewal, overlay, source, now, limit).await {
+            Ok(None) => return Ok(None),
+            Ok(found) => {
+                (believed, first) = (found, place);
+                break;
+            }
+            Err(error) => failures.push(error),
+        }
+    }
+    let Some(mut believed) = believed else {
+        return Err(failures);
+    };
+    let (before, from) = sources.split_at_checked(first).unwrap_or_default();
+    for source in from.iter().chain(before) {
+        if believed.wanted.is_empty() {
+            break;
+        }
+        if let Err(error) = believed.ask(overlay, source, limit).await {
+            failures.push(error);
+        }
+    }
+    let finished = beside(move || believed.finish()).await;
+    finished.map(Some).map_err(|error| {
+        failures.push(error);
+        failures
+    })
+}
+
+async fn consensus_of(
+    renewal: &Renewal,
+    overlay: &dyn Overlay,
+    source: &Target,
+    now: u64,
+    limit: Duration,
+) -> Result<Option<Believed>, NoNetwork> {
+    let longer = limit.saturating_mul(SLOWER);
+    let consensus = fetch(overlay, source, CONSENSUS, TEXT, longer).await?;
+    let consensus: Arc<str> = consensus.into();
+    let (asks, text) = (renewal.clone(), Arc::clone(&consensus));
+    let wanted = beside(move || asks.certificates_wanted(&text, now)).await?;
+    let answered = match wanted {
+        Some(path) => fetch(overlay, source, &path, ANSWER, limit).await?,
+        None => String::new(),
+    };
+    let renewal = renewal.clone();
+    beside(move || renewal.believe(consensus, &answered, now)).await
+}
+
+/// Beside the traffic: signatures and texts of millions of bytes take their time.
+async fn beside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Refused> + Send + 'static,
+) -> Result<T, NoNetwork> {
+    let done = spawn_blocking(work).await;
+    Ok(done.map_err(|_| NoNetwork::Unchecked)??)
+}
+
+/// As Tor's URLs have it.
+struct Hex<'a>(&'a [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02X}"))
+    }
+}

@@ -1,0 +1,170 @@
+//! Where the relays of a client come from: a list of authorities of ours, or Tor's consensus. Both are kept in the client's cache, and both have
+//! relays for paths, and those that keep descriptors of onion services.
+
+use std::time::Duration;
+
+use hoplite_directory::{
+    self as directory, FetchError, Heard, HsDirs, Refused, Store, StoreError,
+    path_selection::Network,
+    tor::{self, NoNetwork},
+};
+use hoplite_overlay::Overlay;
+use hoplite_wire::Target;
+use tracing::warn;
+
+use crate::{
+    client,
+    config::client::{Directory, TorDirectory},
+    directory::now,
+};
+
+/// Directories of Tor's that are asked for one consensus, if they fail.
+const ATTEMPTS: usize = 3;
+
+/// What is believed of the relays.
+pub(crate) enum Known {
+    /// A list of the authorities of `[directory]`.
+    List(directory::Client),
+    /// The consensus of those of `[directory.tor]`.
+    Tor(tor::Client, TorDirectory),
+}
+
+impl Known {
+    /// What `store` has of what the file asks for.
+    pub(crate) fn open(file: &Directory, store: Store) -> Result<Self, StoreError> {
+        let Some(tor) = &file.tor else {
+            return directory::Client::new(file.trust(), store).map(Self::List);
+        };
+        let trust = tor.trust(file.skew);
+        let known = tor::Client::new(trust, store, now())?;
+        Ok(Self::Tor(known, tor.clone()))
+    }
+
+    /// Whether there is one that may be used now.
+    ///
+    /// # Errors
+    /// What is kept must not be used.
+    pub(super) fn is_usable(&self, now: u64) -> Result<bool, Refused> {
+        match self {
+            Self::List(known) => Ok(known.list(now)?.is_some()),
+            Self::Tor(known, _) => Ok(known.network(now)?.is_some()),
+        }
+    }
+
+    /// Its relays; none if it must not be used.
+    pub(super) fn network(&self) -> Network {
+        match self {
+            Self::List(known) => {
+                let list = known.list(now()).ok().flatten();
+                list.map_or_else(Network::default, |list| Network::of(&list.list))
+            }
+            Self::Tor(known, _) => {
+                let network = known.network(now()).ok().flatten();
+                network.map_or_else(Network::default, |network| Network::of_tor(network))
+            }
+        }
+    }
+
+    /// Which of them keep descriptors of onion services.
+    pub(super) fn hsdirs(&self, now: u64) -> Result<Option<HsDirs>, Refused> {
+        match self {
+            Self::List(known) => {
+                let list = known.list(now)?;
+                Ok(list.and_then(|list| HsDirs::of_list(&list.list)))
+            }
+            Self::Tor(known, file) => {
+                let network = known.network(now)?;
+                Ok(network.map(|network| HsDirs::of_tor(network, file.testing)))
+            }
+        }
+    }
+
+    /// When to ask for another.
+    pub(super) fn next(&self, now: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
+        match self {
+            Self::List(known) => known.next(now, random),
+            Self::Tor(known, _) => known.next(now, random),
+        }
+    }
+
+    /// Where guards are kept.
+    pub(super) fn store(&mut self) -> &mut Store {
+        match self {
+            Self::List(known) => known.store(),
+            Self::Tor(known, _) => known.store(),
+        }
+    }
+
+    /// Until when the last list before two different ones for one time is used, in seconds since 1970; 0 if there is none to use. None without two.
+    pub(super) fn split_until(&self, now: u64) -> Option<u64> {
+        let Self::List(known) = self else {
+            return None;
+        };
+        let used = known.list(now).ok().flatten();
+        let until = used.map_or(0, |list| list.list.valid_until);
+        known.is_split().then_some(until)
+    }
+}
+
+/// Whom Tor's consensus is asked of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ask {
+    /// The authorities of the file, in the clear.
+    Authorities,
+    /// Relays that are directories, whatever the target says: [`super::caches::Caches`].
+    Caches,
+}
+
+/// Asks for Tor's consensus, and for what is missing of its relays; nothing: there is no newer one, or it failed, which is told.
+pub(super) async fn renew_tor(
+    renewal: &tor::Renewal,
+    file: &TorDirectory,
+    (overlay, ask): (&dyn Overlay, Ask),
+    limit: Duration,
+) -> Result<Option<tor::Renewed>, Vec<String>> {
+    let sources = sources(file, ask);
+    let renewed = tor::renew(renewal, overlay, &sources, now(), limit).await;
+    renewed.map_err(|failures| failures.iter().map(said).collect())
+}
+
+/// Why a directory of Tor's gave nothing.
+fn said(failure: &NoNetwork) -> String {
+    match failure {
+        NoNetwork::Fetch(FetchError::Unreachable(why)) => {
+            format!("a directory of Tor's cannot be reached ({why})")
+        }
+        other => other.to_string(),
+    }
+}
+
+/// In an order that nobody can guess: no authority learns of all clients.
+fn sources(file: &TorDirectory, ask: Ask) -> Vec<Target> {
+    let all = file.authorities.iter();
+    let mut all: Vec<_> = all.map(|one| Target::from(one.address)).collect();
+    if ask == Ask::Caches {
+        let any = all.into_iter().next();
+        return any.map_or_else(Vec::new, |any| vec![any; ATTEMPTS]);
+    }
+    let mut random = client::random();
+    for end in (1..all.len()).rev() {
+        let most = u64::try_from(end).unwrap_or(0).saturating_add(1);
+        all.swap(end, usize::try_from(random(most)).unwrap_or(0));
+    }
+    all.truncate(ATTEMPTS);
+    all
+}
+
+/// Takes what was asked for; whether it is new.
+pub(super) fn take_tor(known: &mut tor::Client, renewed: tor::Renewed) -> bool {
+    match known.take(renewed) {
+        Ok(Ok(heard)) => heard == Heard::Newer,
+        Ok(Err(refused)) => {
+            warn!("Tor's consensus is refused: {refused}");
+            false
+        }
+        Err(error) => {
+            warn!("the cache of the directory cannot be written: {error}");
+            false
+        }
+    }
+}
