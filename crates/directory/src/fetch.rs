@@ -148,6 +148,8 @@ async fn exchange(
 ) -> Result<String, FetchError> {
     let (mut sender, connection) = http1::Builder::new()
         .max_buf_size(1 << 16)
+        // C tor knows `Content-Length` in these letters alone, and takes for the body what has come so far where it finds none.
+        .title_case_headers(true)
         .handshake(TokioIo::new(stream))
         .await?;
     // When the connection has ended, what came is still to be read.

@@ -30,8 +30,8 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use known::Ask;
 pub(crate) use known::Known;
+use known::{Ask, Outcome};
 
 use crate::{
     client,
@@ -43,6 +43,9 @@ use crate::{
 
 /// The longest pause between two looks whether the list is to be renewed: a device may have slept.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(300);
+
+/// The shortest pause after asking for a list that was due in vain.
+const MIN_PAUSE: Duration = Duration::from_secs(5);
 
 /// The shortest pause before the authorities are asked for a list that is not due yet: no path can be made from the one that is here, or a relay did
 /// not accept what it says.
@@ -832,8 +835,11 @@ impl Listed {
                 () = self.hurried(soon) => false,
             };
             asked = Instant::now();
-            let by_relays = self.renew_by(&*through, Ask::Caches).await;
-            let is_newer = by_relays || self.renew_by(&*beside, Ask::Authorities).await;
+            let mut outcome = self.renew_by(&*through, Ask::Caches).await;
+            if outcome == Outcome::Failed {
+                outcome = self.renew_by(&*beside, Ask::Authorities).await;
+            }
+            let is_newer = outcome == Outcome::Newer;
             if is_newer {
                 found(self);
             }
@@ -843,8 +849,18 @@ impl Listed {
                 in_vain = in_vain.saturating_add(1);
             }
             if is_due && !is_newer {
-                sleep(MAX_CHECK_INTERVAL).await;
+                sleep(self.pause()).await;
             }
+        }
+    }
+
+    /// After asking in vain: several times before the list is over.
+    fn pause(&self) -> Duration {
+        let (state, now) = (self.lock(), now());
+        let left = state.known.valid_until(now).saturating_sub(now);
+        match left {
+            0 => MIN_REFETCH_PAUSE,
+            left => Duration::from_secs(left / 4).clamp(MIN_PAUSE, MAX_CHECK_INTERVAL),
         }
     }
 
@@ -871,7 +887,7 @@ impl Listed {
     }
 
     /// Whether there is a newer list now. Lists are asked of the authorities by either way.
-    async fn renew_by(&self, overlay: &dyn Overlay, ask: Ask) -> bool {
+    async fn renew_by(&self, overlay: &dyn Overlay, ask: Ask) -> Outcome {
         let file = self.lock().file.clone();
         let asked = match &self.lock().known {
             Known::List(known) => Ok(known.checker()),
@@ -889,28 +905,36 @@ impl Listed {
         // What is written to the disk is written beside the traffic, too.
         let listed = self.clone();
         let newer = spawn_blocking(move || listed.take(&numbers, offered)).await;
-        newer.unwrap_or(false)
+        match newer {
+            Ok(true) => Outcome::Newer,
+            // Other authorities may be heard by another way.
+            Ok(false) | Err(_) => Outcome::Failed,
+        }
     }
 
-    async fn take_tor(&self, renewed: Result<Option<tor::Renewed>, Vec<String>>) -> bool {
+    async fn take_tor(&self, renewed: Result<Option<tor::Renewed>, Vec<String>>) -> Outcome {
         let renewed = match renewed {
             Ok(Some(renewed)) => renewed,
-            Ok(None) => return false,
+            Ok(None) => return Outcome::Current,
             Err(failures) => {
                 let told = failures.iter();
                 told.for_each(|why| warn!("renewing Tor's consensus: {why}"));
-                return false;
+                return Outcome::Failed;
             }
         };
         let listed = self.clone();
         let taken = spawn_blocking(move || {
             let state = &mut *listed.lock();
             let Known::Tor(known, _) = &mut state.known else {
-                return false;
+                return Outcome::Failed;
             };
-            known::take_tor(known, renewed) && state.take_list()
+            let outcome = known::take_tor(known, renewed);
+            if outcome == Outcome::Newer {
+                state.take_list();
+            }
+            outcome
         });
-        taken.await.unwrap_or(false)
+        taken.await.unwrap_or(Outcome::Failed)
     }
 
     fn take(&self, authorities: &[usize], offered: Vec<Result<Offered, Refused>>) -> bool {

@@ -395,3 +395,6 @@ impl fmt::Display for Hex<'_> {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02X}"))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,19 +9,20 @@ use hoplite_wire::{Target, tor::hsdir_request::HsDirRequest};
 use super::*;
 use crate::{HsDirs, PlacedRing};
 
-const CONSENSUS: &str = include_str!("../../../wire/src/tor/tests/consensus-microdesc");
-const CERTIFICATES: &str = include_str!("../../../wire/src/tor/tests/certificates");
-const MICRODESCRIPTORS: &str = include_str!("../../../wire/src/tor/tests/microdescriptors");
+pub(super) const CONSENSUS: &str = include_str!("../../../wire/src/tor/tests/consensus-microdesc");
+pub(super) const CERTIFICATES: &str = include_str!("../../../wire/src/tor/tests/certificates");
+pub(super) const MICRODESCRIPTORS: &str =
+    include_str!("../../../wire/src/tor/tests/microdescriptors");
 /// As its tor-gencert named the authorities.
-const AUTHORITIES: [&str; 3] = [
+pub(super) const AUTHORITIES: [&str; 3] = [
     "4CB0A1456D97AECE1CF5F2A1F60A987D443C405C",
     "AEE1438A3AB5E14CD84E2D4ED7ECEB715E26381E",
     "A383B666F5D4DE83BCB617177AD37A7CDC916613",
 ];
 /// 2026-11-22 03:04:00, within the minute for which it holds.
-const NOW: u64 = 1_795_316_640;
+pub(super) const NOW: u64 = 1_795_316_640;
 
-fn trust() -> Trust {
+pub(super) fn trust() -> Trust {
     Trust {
         authorities: AUTHORITIES.map(id).to_vec(),
         skew: 0,

@@ -885,6 +885,59 @@ fn the_example_of_circuits_is_right_and_its_comments_are_the_defaults() {
 }
 
 #[test]
+fn the_example_of_a_network_of_tor_is_right_and_its_comments_are_the_defaults() {
+    let text = include_str!("../../../../examples/client-tor.toml");
+    let read = |text: &str| {
+        let client = client::read(&document(text).expect("valid"));
+        client.expect("right").config
+    };
+    let plain = read(text);
+    let tor = plain.directory.as_ref().and_then(|it| it.tor.as_ref());
+    assert_eq!(tor.map(|tor| tor.authorities.len()), Some(3));
+    assert_eq!(plain.length(), 3);
+    let spelt_out = without(&uncommented(text), &["hops"]);
+    assert!(spelt_out.contains("\ntesting = ") && spelt_out.contains("\napart = "));
+    assert_eq!(read(&spelt_out), plain);
+}
+
+#[test]
+fn what_is_wrong_with_a_network_of_tor_is_told_by_its_key() {
+    let text = include_str!("../../../../examples/client-tor.toml");
+    let first = "\"4CB0A1456D97AECE1CF5F2A1F60A987D443C405C@192.0.2.1:7000\",";
+    let own = "[directory]\nauthorities = [\"ed25519:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA@192.0.2.1:8080\"]";
+    for (from, to, expected) in [
+        (
+            "\noverlay = \"onion\"\n",
+            "\nhops = 2\n",
+            "directory.tor: relays of Tor's network carry circuits alone",
+        ),
+        (
+            "[directory]",
+            own,
+            "directory.authorities: this is of lists",
+        ),
+        (
+            "[directory]",
+            "[directory]\nregion = \"DE\"",
+            "directory.region: this is of lists",
+        ),
+        (
+            first,
+            &format!("{first}{first}"),
+            "directory.tor.authorities: expected 1 to 64 authorities, each once",
+        ),
+        (
+            first,
+            "\"4CB0@192.0.2.1:7000\",",
+            "FINGERPRINT@ADDRESS:PORT",
+        ),
+    ] {
+        let error = client_error(&text.replacen(from, to, 1));
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn the_example_of_onion_services_is_right_and_its_comments_are_the_defaults() {
     let text = include_str!("../../../../examples/onion-service.toml");
     let read = |text: &str| {

@@ -87,6 +87,20 @@ impl Known {
         }
     }
 
+    /// Until when the newest may be used, in seconds since 1970; 0: there is none.
+    pub(super) fn valid_until(&self, now: u64) -> u64 {
+        match self {
+            Self::List(known) => {
+                let list = known.list(now).ok().flatten();
+                list.map_or(0, |list| list.list.valid_until)
+            }
+            Self::Tor(known, _) => {
+                let network = known.network(now).ok().flatten();
+                network.map_or(0, |network| network.valid_until)
+            }
+        }
+    }
+
     /// Where guards are kept.
     pub(super) fn store(&mut self) -> &mut Store {
         match self {
@@ -113,6 +127,17 @@ pub(super) enum Ask {
     Authorities,
     /// Relays that are directories, whatever the target says: [`super::caches::Caches`].
     Caches,
+}
+
+/// What became of asking for a newer list.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// There is one.
+    Newer,
+    /// Who was asked has none, and that will do.
+    Current,
+    /// Nobody could be asked, or none can be believed: others may know more.
+    Failed,
 }
 
 /// Asks for Tor's consensus, and for what is missing of its relays; nothing: there is no newer one, or it failed, which is told.
@@ -154,17 +179,18 @@ fn sources(file: &TorDirectory, ask: Ask) -> Vec<Target> {
     all
 }
 
-/// Takes what was asked for; whether it is new.
-pub(super) fn take_tor(known: &mut tor::Client, renewed: tor::Renewed) -> bool {
+/// Takes what was asked for.
+pub(super) fn take_tor(known: &mut tor::Client, renewed: tor::Renewed) -> Outcome {
     match known.take(renewed) {
-        Ok(Ok(heard)) => heard == Heard::Newer,
+        Ok(Ok(Heard::Newer)) => Outcome::Newer,
+        Ok(Ok(Heard::Same)) => Outcome::Current,
         Ok(Err(refused)) => {
             warn!("Tor's consensus is refused: {refused}");
-            false
+            Outcome::Failed
         }
         Err(error) => {
             warn!("the cache of the directory cannot be written: {error}");
-            false
+            Outcome::Failed
         }
     }
 }
