@@ -56,13 +56,13 @@ numbers! {
         EXTEND2 = 14,
         /// Its answer.
         EXTENDED2 = 15,
-        /// Conflux (proposal 329).
+        /// The circuit is a leg of a Conflux set (proposal 329; [`super::conflux`]).
         CONFLUX_LINK = 19,
-        /// Conflux.
+        /// Its answer.
         CONFLUX_LINKED = 20,
-        /// Conflux.
+        /// The answer to that.
         CONFLUX_LINKED_ACK = 21,
-        /// Conflux.
+        /// What is sent next comes on this leg.
         CONFLUX_SWITCH = 22,
         /// Onion services (rend-spec).
         ESTABLISH_INTRO = 32,
