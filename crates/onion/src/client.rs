@@ -44,6 +44,8 @@ pub struct Config {
     pub ahead: usize,
     /// Offer congestion control (proposal 324) where the exit has it, instead of fixed windows.
     pub congestion_control: bool,
+    /// Of those that stand ready, each is two circuits with different guards to one exit that carry the same streams (Conflux), where the exit has it.
+    pub conflux: bool,
     /// Circuits tried for one stream.
     pub attempts: usize,
     /// The time that building a circuit may take at first, and at most; then it is learnt.
@@ -86,6 +88,7 @@ impl Default for Config {
             channel: How::Raced,
             ahead: 1,
             congestion_control: true,
+            conflux: true,
             attempts: 3,
             build: Duration::from_secs(60),
             lasts: Duration::from_secs(600),

@@ -2,6 +2,8 @@
 //! not layers: relay messages in the clear come in ([`Endpoint::handle_message`]) and go out ([`Endpoint::next_message`], then [`Endpoint::sealed`] with the digest).
 //! `client` and `relay` drive it; [`io`] is what programs and targets hold. tor-spec "Application connections and stream management".
 //!
+//! Its streams go over one circuit, or over the legs of a Conflux set (`legs`); a driver says on which leg something comes, and asks for what leaves on it.
+//!
 //! Every queue is bounded ([`Limits`]), for each stream and for all of them. While the channel takes nothing, acknowledgements gather up to [`Limits::urgent`]; then
 //! [`Endpoint::is_full`], and the driver reads no more of this circuit.
 
@@ -14,7 +16,9 @@ use std::{
 use bytes::{Buf, Bytes, BytesMut};
 use hoplite_overlay::Error;
 use hoplite_wire::cell::{
-    self, Malformed, onion_service,
+    self, Malformed,
+    conflux::{Link, Nonce},
+    onion_service,
     relay::{
         Begin, End, EndReason, Flags, HEADER, Header, Message, RelayCommand, Resolve, Resolved,
         Sendme, StreamId, Xoff, Xon,
@@ -24,9 +28,11 @@ use tokio::time::Instant;
 
 use crate::{
     channel::CircuitBacklog,
+    conflux::{self, Fate, LegId, Side},
     failure,
     flow_control::{self, Control, Digest, Violation, stream::FlowControlMessage, vegas},
 };
+use legs::{Coming, Legs};
 use message::Unpredictable;
 use stream::Sum;
 use stream::{Answer, Produced, Stream};
@@ -34,6 +40,7 @@ use stream::{Answer, Produced, Stream};
 pub use message::Outbound;
 
 pub mod io;
+mod legs;
 mod message;
 mod stream;
 
@@ -59,6 +66,8 @@ pub struct Limits {
     pub urgent: usize,
     /// Streams that have ended and on which may still come what was on its way, the oldest forgotten first.
     pub gone: usize,
+    /// Cells of a Conflux set that wait for others before them when the legs that are ahead are no longer acknowledged. Then one window more may come.
+    pub early: usize,
 }
 
 /// Cells that a stream may always have waiting to be sent, so that each has its turn.
@@ -74,6 +83,7 @@ impl Default for Limits {
             sending_all: 4096,
             urgent: 256,
             gone: 512,
+            early: 4096,
         }
     }
 }
@@ -123,6 +133,9 @@ pub enum Broken {
     /// Windows and their acknowledgements.
     #[error(transparent)]
     Flow(#[from] Violation),
+    /// The order of a Conflux set, or its handshake.
+    #[error(transparent)]
+    Conflux(#[from] conflux::Violation),
     /// A message that cannot be read.
     #[error(transparent)]
     Malformed(#[from] Malformed),
@@ -137,6 +150,8 @@ pub enum Broken {
 /// When something comes, and whether the channel took the last cell.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
+    /// By which circuit.
+    pub leg: LegId,
     /// Now.
     pub now: Instant,
     /// The channel holds the circuit back: a signal of congestion.
@@ -150,8 +165,9 @@ pub struct Endpoint {
     control: Control,
     limits: Limits,
     random: fn(&mut [u8]),
-    outgoing: flow_control::Outgoing,
-    incoming: flow_control::Incoming,
+    legs: Legs,
+    /// DATA cells that were handled.
+    handled: u64,
     streams: BTreeMap<u16, Stream>,
     /// Bytes that wait for readers, and cells that wait to be sent, of all streams.
     held: Sum,
@@ -167,7 +183,6 @@ pub struct Endpoint {
     /// The last id that was given to a stream; the first is random, as C tor's is: it tells nobody how many there have been.
     last_id: u16,
     unpredictable: Unpredictable,
-    driver: Option<Waker>,
     retired: bool,
     closed: Option<Error>,
 }
@@ -183,8 +198,8 @@ impl Endpoint {
             control,
             limits,
             random,
-            outgoing: flow_control::Outgoing::new(control),
-            incoming: flow_control::Incoming::new(control),
+            legs: Legs::one(control, random),
+            handled: 0,
             streams: BTreeMap::new(),
             held: Sum::received(&kept),
             sending: Sum::sending(&kept),
@@ -195,7 +210,6 @@ impl Endpoint {
             asker: None,
             last_id: u16::from_be_bytes(first),
             unpredictable: Unpredictable::new(random),
-            driver: None,
             retired: false,
             closed: None,
         }
@@ -209,26 +223,23 @@ impl Endpoint {
         self
     }
 
-    /// Another flow control, as the handshake agreed on; before the first stream.
-    pub(crate) fn set_control(&mut self, control: Control) {
+    /// Another flow control of a leg, as the handshake agreed on; before the first stream.
+    pub(crate) fn set_control(&mut self, leg: LegId, control: Control) {
         self.control = control;
-        self.outgoing = flow_control::Outgoing::new(control);
-        self.incoming = flow_control::Incoming::new(control);
+        let outgoing = flow_control::Outgoing::new(control);
+        self.legs.set_flow(leg, control, outgoing);
     }
 
     /// The far end is an onion service now, or, for a service, its client; before the first stream.
     pub(crate) fn meet(&mut self, role: Role, control: Control) {
-        self.role = role;
-        self.set_control(control);
-        self.outgoing = flow_control::Outgoing::to_service(control);
+        (self.role, self.control) = (role, control);
+        let outgoing = flow_control::Outgoing::to_service(control);
+        self.legs.set_flow(LegId::FIRST, control, outgoing);
     }
 
-    /// Who is woken when there is something to send or to do.
-    pub(crate) fn set_driver(&mut self, waker: &Waker) {
-        match &mut self.driver {
-            Some(driver) => driver.clone_from(waker),
-            None => self.driver = Some(waker.clone()),
-        }
+    /// Who is woken when there is something to send on a leg, or to do.
+    pub(crate) fn set_driver(&mut self, leg: LegId, waker: &Waker) {
+        self.legs.set_driver(leg, waker);
     }
 
     /// How many streams there are.
@@ -245,7 +256,7 @@ impl Endpoint {
     /// Takes no further streams: the circuit ends with its last one.
     pub fn retire(&mut self) {
         self.retired = true;
-        self.wake();
+        self.legs.wake_all();
     }
 
     /// Whether it takes no further streams.
@@ -258,9 +269,9 @@ impl Endpoint {
         self.closed.as_ref()
     }
 
-    /// Whether nothing more may be handled before something was sent.
-    pub fn is_full(&self) -> bool {
-        self.urgent.len() >= self.limits.urgent
+    /// Whether nothing more of a leg may be handled before something was sent.
+    pub fn is_full(&self, leg: LegId) -> bool {
+        self.urgent.len() + self.legs.waiting(leg) >= self.limits.urgent
     }
 
     /// The circuit has closed: every stream ends with this error. Those that only had the rest of their bytes to send are forgotten.
@@ -272,15 +283,24 @@ impl Endpoint {
             stream.close();
         }
         self.closed.get_or_insert(error);
-        self.wake();
+        self.legs.wake_all();
         self.wake_asker();
+    }
+
+    /// A leg has closed, and so has the circuit, unless it is a Conflux set that has lost nothing with it.
+    pub fn close_leg(&mut self, leg: LegId, error: Error) {
+        match self.legs.close(leg) {
+            Fate::Over => self.close(error),
+            Fate::GoesOn => self.legs.wake_all(),
+        }
     }
 
     /// Bytes that this end owns, buffers included.
     pub fn owned(&self) -> usize {
         let streams: usize = self.streams.values().map(Stream::owned).sum();
         let urgent = self.urgent.capacity() * size_of::<Outbound>();
-        size_of::<Self>() + streams + urgent + self.urgent.len() * cell::BODY
+        let bodies = self.urgent.len() + self.legs.owned();
+        size_of::<Self>() + streams + urgent + bodies * cell::BODY
     }
 
     fn new_stream(&self, half_close: bool) -> Stream {
@@ -298,9 +318,7 @@ impl Endpoint {
     }
 
     fn wake(&mut self) {
-        if let Some(driver) = self.driver.take() {
-            driver.wake();
-        }
+        self.legs.wake_next();
     }
 
     fn wake_asker(&mut self) {
@@ -312,6 +330,70 @@ impl Endpoint {
 
 #[cfg(test)]
 mod tests;
+
+// Conflux sets: several circuits carry the streams. Proposal 329.
+
+impl Endpoint {
+    /// The end of a set without legs.
+    pub fn of_set(side: Side, nonce: Nonce, limits: Limits, random: fn(&mut [u8])) -> Self {
+        let role = match side {
+            Side::Client => Role::Client,
+            Side::Exit => Role::Relay,
+        };
+        let end = Self::new(role, Control::Fixed, limits, random);
+        Self {
+            legs: Legs::set(side, nonce, &limits, random),
+            ..end
+        }
+    }
+
+    /// Another leg of the set, which is to be linked; its channel counts at `kept` what came on it and waits out of order.
+    pub(crate) fn add_leg(&mut self, control: Control, kept: &Arc<CircuitBacklog>) -> LegId {
+        self.control = control;
+        self.legs.add(control, kept)
+    }
+
+    /// A leg has all of its hops, and is to be linked (client).
+    ///
+    /// # Errors
+    /// [`Broken`]: it has no congestion control, or was linked before.
+    pub(crate) fn link(&mut self, leg: LegId, now: Instant) -> Result<(), Broken> {
+        self.check_control()?;
+        self.legs.ask(leg, now)
+    }
+
+    /// The client asks for a leg to be linked (exit).
+    ///
+    /// # Errors
+    /// [`Broken`]: it is refused.
+    pub(crate) fn answer_link(
+        &mut self,
+        leg: LegId,
+        link: &Link,
+        now: Instant,
+    ) -> Result<(), Broken> {
+        self.check_control()?;
+        self.legs.answer(leg, link, now)
+    }
+
+    /// "If congestion control negotiation has failed, the circuit MUST be closed."
+    fn check_control(&self) -> Result<(), Broken> {
+        match self.control {
+            Control::Vegas { .. } => Ok(()),
+            Control::Fixed => Err(Broken::Unexpected(RelayCommand::CONFLUX_LINK)),
+        }
+    }
+
+    /// Whether both ends have measured this leg.
+    pub(crate) fn is_linked(&self, leg: LegId) -> bool {
+        self.legs.is_linked(leg)
+    }
+
+    /// The channel of a leg begins or ceases to hold it back.
+    pub(crate) fn set_blocked(&mut self, leg: LegId, blocked: bool) {
+        self.legs.set_blocked(leg, blocked);
+    }
+}
 
 // What comes to one end of a circuit: relay messages in the clear, each handed to its stream. tor-spec "Relay cells",
 // "Closing streams", "Flow control".
@@ -331,8 +413,29 @@ impl Endpoint {
         let header = Header::read(fixed);
         let data = header.data(fixed)?;
         if header.command == RelayCommand::DATA {
-            return self.data(header, body, digest);
+            self.legs.received(at.leg, digest)?;
         }
+        if conflux::is_of_set(header.command) && self.legs.is_set() {
+            return self.legs.linking(header.command, data, at);
+        }
+        if !self.legs.is_set() || !conflux::is_multiplexed(header.command) {
+            return self.in_order(header, body, at);
+        }
+        let mut next = self.legs.order(at.leg, header, body)?;
+        while let Some(message) = next {
+            self.in_order(message.header, message.body, at)?;
+            next = self.legs.due();
+        }
+        Ok(())
+    }
+
+    /// A message whose turn it is: header and data of it.
+    fn in_order(&mut self, header: Header, body: BytesMut, at: Arrival) -> Result<(), Broken> {
+        if header.command == RelayCommand::DATA {
+            return self.data(header, body);
+        }
+        let data = body.get(HEADER..HEADER + usize::from(header.length));
+        let data = data.ok_or(Malformed("length of a relay message"))?;
         if header.command == RelayCommand::BEGIN && self.role == Role::Service {
             return self.requested(header, Asked::Port(onion_service::begin(data)?));
         }
@@ -375,10 +478,8 @@ impl Endpoint {
         Ok(())
     }
 
-    fn data(&mut self, header: Header, mut body: BytesMut, digest: Digest) -> Result<(), Broken> {
-        if self.incoming.received()? {
-            self.say(StreamId::CIRCUIT, &Message::Sendme(Sendme::V1(digest)));
-        }
+    fn data(&mut self, header: Header, mut body: BytesMut) -> Result<(), Broken> {
+        self.handled = self.handled.saturating_add(1);
         let at_client = self.role == Role::Client;
         // Nobody has a reason to send a client nothing.
         if at_client && header.length == 0 {
@@ -416,7 +517,8 @@ impl Endpoint {
             return;
         };
         let id = StreamId(*id);
-        let late = (self.role == Role::Client).then(|| Late::new(stream, &self.incoming));
+        let coming = self.legs.coming(self.handled);
+        let late = (self.role == Role::Client).then(|| Late::new(stream, coming));
         stream.cut(reason, late);
         self.say(id, &Message::End(End::new(reason)));
     }
@@ -427,9 +529,7 @@ impl Endpoint {
                 Sendme::V1(digest) => Some(digest),
                 Sendme::V0 => None,
             };
-            self.outgoing.acknowledged(digest, at.now, at.blocked)?;
-            self.wake();
-            return Ok(());
+            return self.legs.acknowledged(digest, at);
         }
         let Some(stream) = self.stream(id) else {
             return self.stray(id, |late, _| late.acknowledged());
@@ -504,7 +604,7 @@ impl Endpoint {
     fn stray(
         &mut self,
         id: StreamId,
-        judge: impl FnOnce(&mut Late, &flow_control::Incoming) -> Result<(), Broken>,
+        judge: impl FnOnce(&mut Late, u64) -> Result<(), Broken>,
     ) -> Result<(), Broken> {
         if self.role.is_asked() {
             return Ok(());
@@ -514,7 +614,7 @@ impl Endpoint {
             Some(stream) => stream.cut_off(),
             None => gone.find(|(gone, _)| *gone == id.0).map(|(_, late)| late),
         };
-        judge(late.ok_or(Broken::UnknownStream)?, &self.incoming)
+        judge(late.ok_or(Broken::UnknownStream)?, self.handled)
     }
 }
 
@@ -522,15 +622,23 @@ impl Endpoint {
 // cells", "Closing streams", "Flow control".
 
 impl Endpoint {
-    /// What is to be sent next: first what is urgent, then DATA, a cell of each stream in turn.
-    pub fn next_message(&mut self) -> Option<Outbound> {
-        if let Some(message) = self.urgent.pop_front() {
-            if message.acknowledges {
-                self.incoming.acknowledged();
-            }
+    /// What is to be sent next on a leg: first what is its own, then what is urgent, then DATA, a cell of each stream in turn.
+    pub fn next_message(&mut self, leg: LegId) -> Option<Outbound> {
+        if let Some(message) = self.legs.next_own(leg) {
             return Some(message);
         }
-        let may_send = self.outgoing.may_send();
+        if self.urgent.is_empty() && self.turn.is_empty() {
+            return None;
+        }
+        let may_send = self.legs.may_send(leg)?;
+        let message = self.next_of_streams(may_send)?;
+        Some(self.legs.number(leg, message))
+    }
+
+    fn next_of_streams(&mut self, may_send: bool) -> Option<Outbound> {
+        if let Some(message) = self.urgent.pop_front() {
+            return Some(message);
+        }
         for _ in 0..self.turn.len() {
             let id = self.turn.pop_front()?;
             let Some(stream) = self.streams.get_mut(&id) else {
@@ -568,8 +676,8 @@ impl Endpoint {
     }
 
     /// A message of [`Self::next_message`] that was [`Outbound::counted`] has been given its digest, and leaves.
-    pub fn sealed(&mut self, digest: Digest, now: Instant) {
-        self.outgoing.sent(digest, now);
+    pub fn sealed(&mut self, leg: LegId, digest: Digest, now: Instant) {
+        self.legs.sealed(leg, digest, now);
     }
 
     fn forget(&mut self, id: u16) {
@@ -582,7 +690,8 @@ impl Endpoint {
         if self.gone.len() >= self.limits.gone {
             self.gone.pop_front();
         }
-        self.gone.push_back((id, stream.late(&self.incoming)));
+        let coming = self.legs.coming(self.handled);
+        self.gone.push_back((id, stream.late(coming)));
     }
 
     /// Nobody holds the stream's handle any more.
@@ -662,7 +771,7 @@ struct Late {
 
 impl Late {
     /// What may still come on `stream`, which is ended now.
-    fn new(stream: &Stream, circuit: &flow_control::Incoming) -> Self {
+    fn new(stream: &Stream, circuit: Coming) -> Self {
         let ended = stream.ended();
         let ends = match (ended, stream.knows_half_close()) {
             (None, half_close) => 1 + u8::from(half_close),
@@ -675,18 +784,18 @@ impl Late {
                 Some(_) => Some(0),
                 None => stream.window(),
             },
-            until: circuit.count().saturating_add(circuit.under_way()),
+            until: circuit.handled.saturating_add(circuit.under_way),
             is_asked: !stream.is_answered(),
             ends,
         }
     }
 
-    /// A DATA cell; `circuit` has counted it.
-    fn data(&mut self, circuit: &flow_control::Incoming) -> Result<(), Broken> {
+    /// A DATA cell, one of so many that were handled.
+    fn data(&mut self, handled: u64) -> Result<(), Broken> {
         if let Some(window) = &mut self.window {
             *window = window.checked_sub(1).ok_or(Broken::UnknownStream)?;
         }
-        if circuit.count() <= self.until {
+        if handled <= self.until {
             Ok(())
         } else {
             Err(Broken::UnknownStream)

@@ -157,6 +157,19 @@ impl Outgoing {
         Ok(())
     }
 
+    /// The round trip, as congestion control has measured it so far.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        match &self.window {
+            Window::Fixed(_) => None,
+            Window::Vegas(vegas) => vegas.round_trip(),
+        }
+    }
+
+    /// Whether as many DATA cells are under way as one SENDME acknowledges.
+    pub(crate) fn carries(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+
     /// The congestion window, in cells.
     pub fn window(&self) -> u32 {
         match &self.window {

@@ -16,6 +16,7 @@
 
 pub mod channel;
 pub mod client;
+pub mod conflux;
 pub mod endpoint;
 mod failure;
 pub mod flow_control;

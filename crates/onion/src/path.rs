@@ -103,6 +103,14 @@ pub trait Paths: fmt::Debug + Send + Sync {
     /// A path of one to [`MOST_HOPS`] relays.
     fn path<'a>(&'a self, usage: &'a CircuitUsage) -> Waiting<'a, Result<Vec<Relay>, Error>>;
 
+    /// Two paths to one exit, which has Conflux, and with no other relay in both: for the legs of a set. `None`: there are none, or they are not wanted.
+    fn pair<'a>(
+        &'a self,
+        _usage: &'a CircuitUsage,
+    ) -> Waiting<'a, Result<Option<[Vec<Relay>; 2]>, Error>> {
+        Box::pin(async { Ok(None) })
+    }
+
     /// A path for a circuit of an onion service. Where its end is given it is behind relays that are chosen whatever it is, so that neither the choice nor
     /// the end tells of them.
     fn service_path<'a>(

@@ -2,6 +2,7 @@
 //! The binary calls [`serve`] for each channel, with one [`Relay`] for all. tor-spec "Creating circuits", "Routing relay cells".
 
 mod circuit;
+mod conflux;
 mod driver;
 mod exit;
 mod extend;
@@ -43,6 +44,8 @@ pub use onion_service::Config as OnionServicesConfig;
 pub struct Config {
     /// Agree to congestion control (proposal 324).
     pub congestion_control: bool,
+    /// Be the exit of Conflux sets (proposal 329): circuits that carry the same streams.
+    pub conflux: bool,
     /// Circuits of one channel; the next is refused with RESOURCELIMIT.
     pub circuits_per_channel: usize,
     /// Circuits of all channels.
@@ -65,6 +68,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             congestion_control: true,
+            conflux: true,
             circuits_per_channel: 16_384,
             circuits: 65_536,
             creates: Creates::default(),
@@ -133,6 +137,8 @@ pub struct Counters {
     pub not_introduced: AtomicU64,
     /// Circuits of a client and a service that were joined.
     pub joined: AtomicU64,
+    /// Circuits that were linked to Conflux sets.
+    pub linked: AtomicU64,
     /// Circuits destroyed because the client's side or the next relay broke the protocol.
     pub broken: AtomicU64,
     /// Circuits now.
@@ -176,6 +182,7 @@ pub struct Relay {
     extensions: Mutex<Extensions>,
     skins: Mutex<ReplayCache>,
     onion_services: Arc<onion_service::OnionServices>,
+    conflux: Arc<conflux::Sets>,
 }
 
 impl Relay {
@@ -197,6 +204,7 @@ impl Relay {
             config,
             counters: Counters::default(),
             onion_services: Arc::default(),
+            conflux: Arc::default(),
             skins: Mutex::new(ReplayCache::new(most, lasts, Instant::now())),
         }
     }

@@ -24,6 +24,7 @@ use hoplite_wire::cell::{
 use tokio::time::Instant;
 
 use crate::{
+    conflux::LegId,
     endpoint::{Arrival, Broken, Endpoint, Role},
     failure,
     flow_control::Control,
@@ -61,6 +62,8 @@ pub struct ClientCircuit {
     /// The hop behind the one that has lost it.
     truncated: Option<usize>,
     out: VecDeque<Cell>,
+    /// Which of its endpoint's circuits it is.
+    leg: LegId,
     /// It may hear of onion services; else that breaks the protocol.
     talks: bool,
     /// Of the last relay, on a circuit that talks.
@@ -100,6 +103,7 @@ impl ClientCircuit {
             early: EARLY,
             truncated: None,
             out: VecDeque::new(),
+            leg: LegId::FIRST,
             talks: false,
             nonce: None,
             awaited: None,
@@ -107,6 +111,13 @@ impl ClientCircuit {
         };
         circuit.create()?;
         Ok(circuit)
+    }
+
+    /// A circuit that is this leg of a Conflux set.
+    #[must_use]
+    pub fn leg(mut self, leg: LegId) -> Self {
+        self.leg = leg;
+        self
     }
 
     /// A circuit that is for an onion service: it may hear of it.
@@ -185,12 +196,12 @@ impl ClientCircuit {
         if !self.is_built() {
             return None;
         }
-        let message = endpoint.next_message()?;
+        let message = endpoint.next_message(self.leg)?;
         let mut cell = self.cell(message.body);
         let last = self.layers.len().checked_sub(1)?;
         let digest = self.layers.encrypt_for(last, cell.fixed().ok()?)?;
         if message.counted {
-            endpoint.sealed(digest, now);
+            endpoint.sealed(self.leg, digest, now);
         }
         Some(cell)
     }
@@ -341,7 +352,7 @@ impl ClientCircuit {
         if self.talks {
             self.nonce = Some(CircuitNonce::draw(&seed).map_err(ours)?);
         }
-        endpoint.set_control(control);
+        endpoint.set_control(self.leg, control);
         Ok(Progress::Built)
     }
 

@@ -15,7 +15,7 @@ use std::{
 
 use hoplite_crypto::onion::tor1::Party;
 use hoplite_overlay::{Error, ErrorKind};
-use hoplite_wire::cell::{circuit::DestroyReason, relay::RelayCommand};
+use hoplite_wire::cell::{circuit::DestroyReason, conflux::Nonce, relay::RelayCommand};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{SetOnce, oneshot},
@@ -28,6 +28,7 @@ use super::{
 };
 use crate::{
     channel::{self, Channel, Dialer},
+    conflux::{LegId, Side},
     endpoint::{Arrival, Endpoint, Role, io::Shared},
     failure,
     flow_control::{Control, Pressure},
@@ -40,21 +41,38 @@ const BATCHES: usize = 2;
 /// How long the peer of a circuit that takes no more cells may need to say why.
 const DESTROY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A circuit that is built. Dropped, it lets its streams end, and closes then.
+/// A circuit that is built, or a Conflux set of circuits to one exit. Dropped, it lets its streams end, and closes then.
 pub struct BuiltCircuit {
-    shared: Arc<Shared>,
+    kept: Arc<Kept>,
     built: Instant,
-    path: Vec<Relay>,
+    /// Of the circuit, or of each leg.
+    paths: Vec<Vec<Relay>>,
     ended: Ended,
 }
 
-/// Set when a circuit has ended: to the hop that it has lost after all had been there, from 0, if it was that.
-pub(super) type Ended = Arc<SetOnce<Option<usize>>>;
+/// Where the streams are, as long as somebody opens some; while a set is being built, each of its legs has it.
+struct Kept(Arc<Shared>);
+
+/// Set when a circuit has ended, or the first leg of a set: to the path that it had if it has lost a hop after all had been there, and to that hop, from 0.
+pub(super) type Ended = Arc<SetOnce<Option<(Vec<Relay>, usize)>>>;
+
+/// What a circuit is for.
+enum Purpose {
+    /// Streams of its own.
+    Streams,
+    /// To talk to its last relay about an onion service.
+    Talk(Talk),
+    /// The streams of a Conflux set.
+    Leg(Arc<Kept>, Ended),
+}
 
 struct Driver {
     circuit: ClientCircuit,
     channel: channel::CircuitEnds,
     shared: Arc<Shared>,
+    leg: LegId,
+    /// It is a leg of a set: it is built when it is linked.
+    links: bool,
     built: Option<oneshot::Sender<Result<(), (Error, usize)>>>,
     idle: Option<Pin<Box<Sleep>>>,
     /// While it has streams: when it is to be asked for a sign of life.
@@ -122,16 +140,24 @@ pub async fn build(
     path: Vec<Relay>,
     config: &Config,
 ) -> Result<BuiltCircuit, (Error, usize)> {
-    build_telling(channel, path, config, &Arc::default(), None, None).await
+    build_telling(
+        channel,
+        path,
+        config,
+        &Arc::default(),
+        Purpose::Streams,
+        None,
+    )
+    .await
 }
 
-/// Builds a circuit as [`build`] does, and says in `reached` how many hops it has; with `talk` it is for an onion service. `paths` is told how it fares.
+/// Builds a circuit as [`build`] does, and says in `reached` how many hops it has. `paths` is told how it fares.
 async fn build_telling(
     channel: &dyn Channel,
     path: Vec<Relay>,
     config: &Config,
     reached: &Arc<AtomicUsize>,
-    talk: Option<Talk>,
+    purpose: Purpose,
     paths: Option<Arc<dyn Paths>>,
 ) -> Result<BuiltCircuit, (Error, usize)> {
     let opened = channel.open().await;
@@ -142,15 +168,28 @@ async fn build_telling(
         config.congestion_control,
         crate::random,
     );
-    let endpoint = Endpoint::new(
-        Role::Client,
-        Control::Fixed,
-        config.circuit(),
-        crate::random,
-    );
-    let shared = Shared::new(endpoint.counted(&circuit.sender.backlog()));
-    let ((tell, built), ended) = (oneshot::channel(), Ended::default());
     let machine = machine.map_err(|error| (error, 0))?;
+    let backlog = circuit.sender.backlog();
+    let own = || {
+        let control = Control::Fixed;
+        let endpoint = Endpoint::new(Role::Client, control, config.circuit(), crate::random);
+        (Kept::new(endpoint.counted(&backlog)), Ended::default())
+    };
+    let (mut leg, mut talk, mut links) = (LegId::FIRST, None, false);
+    let (kept, ended) = match purpose {
+        Purpose::Streams => own(),
+        Purpose::Talk(with) => {
+            talk = Some(with);
+            own()
+        }
+        Purpose::Leg(kept, ended) => {
+            links = true;
+            leg = kept.0.lock().add_leg(Control::Fixed, &backlog);
+            (kept, ended)
+        }
+    };
+    let (tell, built) = oneshot::channel();
+    let machine = machine.leg(leg);
     let driver = Driver {
         circuit: if talk.is_some() {
             machine.talking()
@@ -158,7 +197,9 @@ async fn build_telling(
             machine
         },
         channel: circuit,
-        shared: Arc::clone(&shared),
+        shared: Arc::clone(&kept.0),
+        leg,
+        links,
         built: Some(tell),
         idle: None,
         signs: None,
@@ -175,9 +216,9 @@ async fn build_telling(
         },
     };
     let circuit = BuiltCircuit {
-        shared,
+        kept,
         built: Instant::now(),
-        path,
+        paths: vec![path],
         ended,
     };
     tokio::spawn(driver.run());
@@ -191,7 +232,7 @@ async fn build_telling(
 impl BuiltCircuit {
     /// Where its streams are.
     pub fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+        &self.kept.0
     }
 
     /// When building it began.
@@ -199,19 +240,34 @@ impl BuiltCircuit {
         self.built
     }
 
-    /// The relays that it goes through.
+    /// The relays that it goes through, or the first leg of a set does.
     pub fn path(&self) -> &[Relay] {
-        &self.path
+        self.paths.first().map_or(&[], Vec::as_slice)
+    }
+
+    /// The relays of all legs.
+    pub fn relays(&self) -> impl Iterator<Item = &Relay> {
+        self.paths.iter().flatten()
+    }
+
+    /// How many circuits it is: more than one are the legs of a Conflux set.
+    pub fn legs(&self) -> usize {
+        self.paths.len()
+    }
+
+    fn exit(&self) -> Option<&Relay> {
+        self.path().last()
     }
 
     /// Whether its exit connects to `port`, as far as is known.
     pub fn permits(&self, port: u16) -> bool {
-        self.path.last().is_none_or(|exit| exit.permits(port))
+        self.exit().is_none_or(|exit| exit.permits(port))
     }
 
-    /// The hop that it has lost since it was built, from 0.
-    pub fn lost(&self) -> Option<usize> {
-        self.ended.get().copied().flatten()
+    /// The hop that it has lost since it was built, from 0, and of which path.
+    pub fn lost(&self) -> Option<(&[Relay], usize)> {
+        let lost = self.ended.get()?.as_ref();
+        lost.map(|(path, hop)| (path.as_slice(), *hop))
     }
 
     /// For who waits for its end.
@@ -221,35 +277,51 @@ impl BuiltCircuit {
 
     /// Whether its exit knows half-closed streams.
     pub fn half_close(&self) -> bool {
-        self.path.last().is_some_and(|exit| exit.half_close)
+        self.exit().is_some_and(|exit| exit.half_close)
     }
 
     /// Whether it takes another stream.
     pub fn is_usable(&self) -> bool {
-        let endpoint = self.shared.lock();
+        let endpoint = self.shared().lock();
         endpoint.closed().is_none() && !endpoint.has_no_room()
     }
 }
 
-impl Drop for BuiltCircuit {
+impl Kept {
+    fn new(endpoint: Endpoint) -> Arc<Self> {
+        Arc::new(Self(Shared::new(endpoint)))
+    }
+}
+
+impl Drop for Kept {
     fn drop(&mut self) {
-        self.shared.lock().retire();
+        self.0.lock().retire();
     }
 }
 
 impl Driver {
     async fn run(mut self) {
         let mut error = poll_fn(|cx| self.poll(cx)).await;
-        let lost = self.circuit.lost(&error);
-        self.fares.end(&self.circuit, &error);
+        // What has ended another leg is no fault of this one's relays.
+        let by_other = self.links && self.given_up().is_some();
+        let lost = self.circuit.lost(&error).filter(|_| !by_other);
+        if !by_other {
+            self.fares.end(&self.circuit, &error);
+        }
         if let Some(hop) = lost {
             error = failure::lost(&error, self.circuit.path(), hop);
         }
-        self.shared.lock().close(error.clone());
-        // It ends once.
+        self.shared.lock().close_leg(self.leg, error.clone());
+        // The first leg that ends says why.
+        let lost = lost.map(|hop| (self.circuit.path().to_vec(), hop));
         self.ended.set(lost).ok();
         if let Some(built) = self.built.take() {
-            drop(built.send(Err((error, self.circuit.failing()))));
+            // Beyond its path: none of its relays is to blame for another leg.
+            let hop = match by_other {
+                true => self.circuit.path().len(),
+                false => self.circuit.failing(),
+            };
+            drop(built.send(Err((error, hop))));
         }
         // tor-spec "Tearing down circuits": a client gives no reason.
         self.channel.sender.destroy(DestroyReason::NONE);
@@ -324,7 +396,9 @@ impl Driver {
             Progress::None => return Ok(()),
             Progress::Built => {
                 self.fares.tell(self.circuit.path(), CircuitFate::Built);
-                self.built.take().map(|built| built.send(Ok(())));
+                if !self.links {
+                    self.built.take().map(|built| built.send(Ok(())));
+                }
                 self.circuit.nonce().cloned().map(Heard::Built)
             }
             Progress::Heard(command, data) => Some(Heard::Message(command, data)),
@@ -332,6 +406,17 @@ impl Driver {
         };
         if let (Some(talk), Some(heard)) = (&self.talk, heard) {
             talk.hear(heard).map_err(failure::broken)?;
+        }
+        Ok(())
+    }
+
+    /// Links the leg of a set once it has its hops, and says that it is built once it is linked.
+    fn link(&mut self, progress: &Progress, endpoint: &mut Endpoint) -> Result<(), Error> {
+        if *progress == Progress::Built {
+            endpoint.link(self.leg, self.now).map_err(failure::broken)?;
+        }
+        if endpoint.is_linked(self.leg) {
+            self.built.take().map(|built| built.send(Ok(())));
         }
         Ok(())
     }
@@ -366,6 +451,9 @@ impl Driver {
                 Poll::Pending => false,
             };
             self.pressure.note(ready, self.now);
+            if self.links {
+                endpoint.set_blocked(self.leg, self.pressure.holds(self.now));
+            }
             if !ready {
                 return Ok(sent);
             }
@@ -375,7 +463,7 @@ impl Driver {
                     self.channel.sender.send(cell);
                 }
                 None => {
-                    endpoint.set_driver(cx.waker());
+                    endpoint.set_driver(self.leg, cx.waker());
                     return Ok(sent);
                 }
             }
@@ -388,11 +476,12 @@ impl Driver {
         let shared = Arc::clone(&self.shared);
         let mut endpoint = shared.lock();
         let at = Arrival {
+            leg: self.leg,
             now: self.now,
             blocked: self.pressure.holds(self.now),
         };
         for received in 0..BATCH {
-            if endpoint.is_full() {
+            if endpoint.is_full(self.leg) {
                 return Ok(received);
             }
             let cell = match self.channel.receiver.poll_recv(cx) {
@@ -406,6 +495,9 @@ impl Driver {
                 self.fares.answer(self.circuit.path());
             }
             self.reached.store(self.circuit.hops().0, Relaxed);
+            if self.links && self.built.is_some() {
+                self.link(&progress, &mut endpoint)?;
+            }
             self.tell(progress)?;
         }
         Ok(BATCH)
@@ -447,7 +539,7 @@ impl Driver {
     /// Nothing is to be done: ends if nobody needs the circuit any more.
     fn rest(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         let mut endpoint = self.shared.lock();
-        endpoint.set_driver(cx.waker());
+        endpoint.set_driver(self.leg, cx.waker());
         let (streams, retired) = (endpoint.streams(), endpoint.is_retired());
         drop(endpoint);
         // Whoever builds may have given it up.
@@ -547,7 +639,33 @@ impl Builder {
     ) -> Result<BuiltCircuit, Error> {
         let path = self.paths.path(usage).await?;
         path.last().into_iter().for_each(chosen);
-        self.build_over(path, LastRelay::Ours, None).await
+        self.build_over(path, LastRelay::Ours, Purpose::Streams)
+            .await
+    }
+
+    /// A Conflux set, if there are paths for one; else a circuit.
+    ///
+    /// # Errors
+    /// As [`Self::build`]. A leg that fails ends the set: it is not tried again by itself, so nobody can have it led from relay to relay.
+    pub(super) async fn build_set(
+        self: &Arc<Self>,
+        usage: &CircuitUsage,
+    ) -> Result<BuiltCircuit, Error> {
+        let Some([one, other]) = self.paths.pair(usage).await? else {
+            return self.build(usage, |_| ()).await;
+        };
+        let mut nonce = Nonce([0; 32]);
+        crate::random(&mut nonce.0);
+        let limits = self.config.circuit();
+        let endpoint = Endpoint::of_set(Side::Client, nonce, limits, crate::random);
+        let (kept, ended) = (Kept::new(endpoint), Ended::default());
+        let leg = || Purpose::Leg(Arc::clone(&kept), Arc::clone(&ended));
+        let (one, other) = tokio::try_join!(
+            self.build_over(one, LastRelay::Ours, leg()),
+            self.build_over(other, LastRelay::Ours, leg()),
+        )?;
+        let paths = one.paths.into_iter().chain(other.paths).collect();
+        Ok(BuiltCircuit { paths, ..one })
     }
 
     /// Who chooses paths.
@@ -565,7 +683,7 @@ impl Builder {
         last: LastRelay,
     ) -> Result<Conversation, Error> {
         let (listening, talk) = conversation::pair();
-        let circuit = self.build_over(path, last, Some(talk)).await?;
+        let circuit = self.build_over(path, last, Purpose::Talk(talk)).await?;
         listening.over(circuit).await
     }
 
@@ -578,17 +696,17 @@ impl Builder {
         path: Vec<Relay>,
         last: LastRelay,
     ) -> Result<BuiltCircuit, Error> {
-        self.build_over(path, last, None).await
+        self.build_over(path, last, Purpose::Streams).await
     }
 
     async fn build_over(
         self: &Arc<Self>,
         path: Vec<Relay>,
         last: LastRelay,
-        talk: Option<Talk>,
+        purpose: Purpose,
     ) -> Result<BuiltCircuit, Error> {
         let channel = self.dial(&path).await?;
-        let mut attempt = self.attempt(channel, path, last, talk);
+        let mut attempt = self.attempt(channel, path, last, purpose);
         let limit = self.state().times.limit();
         let built = timeout(limit, &mut attempt.building).await;
         let took = attempt.begun.elapsed();
@@ -637,13 +755,13 @@ impl Builder {
         channel: Arc<dyn Channel>,
         path: Vec<Relay>,
         last: LastRelay,
-        talk: Option<Talk>,
+        purpose: Purpose,
     ) -> Attempt {
         let reached = Arc::<AtomicUsize>::default();
         let (over, config, told) = (path.clone(), self.config.clone(), Arc::clone(&reached));
         let paths = (last == LastRelay::Ours).then(|| Arc::clone(&self.paths));
         let building = Box::pin(async move {
-            let built = build_telling(&*channel, over, &config, &told, talk, paths).await;
+            let built = build_telling(&*channel, over, &config, &told, purpose, paths).await;
             built.map_err(|(error, hop)| {
                 if channel.is_closed() {
                     (error, 0)

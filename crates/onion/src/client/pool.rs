@@ -231,7 +231,11 @@ impl Pool {
     }
 
     async fn build_ahead(self: Arc<Self>, usage: CircuitUsage) {
-        let built = self.builder.build(&usage, |_| ()).await;
+        let built = if self.config.conflux {
+            self.builder.build_set(&usage).await
+        } else {
+            self.builder.build(&usage, |_| ()).await
+        };
         let mut state = self.state();
         let place = state.coming.iter().position(|ports| *ports == usage.ports);
         place.map(|place| state.coming.swap_remove(place));
@@ -289,16 +293,14 @@ impl Pool {
     /// If it has lost a relay, whoever chooses paths is told, and what stands ready through that relay is given up: it has lost it, too.
     /// Not of the first one: dialling it again shows whether it is there.
     fn bury(&self, circuit: &BuiltCircuit) {
-        let Some(hop) = circuit.lost().filter(|hop| *hop > 0) else {
+        let Some((path, hop)) = circuit.lost().filter(|(_, hop)| *hop > 0) else {
             return;
         };
         let refused = false;
-        self.builder
-            .tried(circuit.path(), Err(Failed { hop, refused }));
-        if let Some(relay) = circuit.path().get(hop) {
-            let crosses = |circuit: &BuiltCircuit| {
-                circuit.path().iter().any(|other| other.keys == relay.keys)
-            };
+        self.builder.tried(path, Err(Failed { hop, refused }));
+        if let Some(relay) = path.get(hop) {
+            let crosses =
+                |circuit: &BuiltCircuit| circuit.relays().any(|other| other.keys == relay.keys);
             self.state().ahead.retain(|circuit| !crosses(circuit));
         }
     }

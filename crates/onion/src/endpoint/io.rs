@@ -275,7 +275,12 @@ impl Endpoint {
         let id = self.free_id().ok_or_else(failure::too_many_streams)?;
         let stream = self.new_stream(half_close);
         self.streams.insert(id.0, stream);
-        self.say(id, message);
+        // Which is not numbered in a Conflux set: nothing may follow before it is answered.
+        if self.legs.is_set() && *message == Message::BeginDir {
+            self.legs.say_unnumbered(self.message(id, message));
+        } else {
+            self.say(id, message);
+        }
         Ok(id)
     }
 

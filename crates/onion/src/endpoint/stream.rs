@@ -11,12 +11,12 @@ use hoplite_wire::cell::{
     relay::{End, EndReason, HEADER},
 };
 
-use super::{Broken, Late, Limits, RelayCommand, message::Unpredictable};
+use super::{Broken, Late, Limits, RelayCommand, legs::Coming, message::Unpredictable};
 use crate::{
     channel::CircuitBacklog,
     failure,
     flow_control::{
-        self, Control,
+        Control,
         stream::{FlowControlMessage, Incoming, Outgoing, Taken},
     },
 };
@@ -223,7 +223,7 @@ impl Stream {
     }
 
     /// What may still come when it is forgotten now.
-    pub(super) fn late(&self, circuit: &flow_control::Incoming) -> Late {
+    pub(super) fn late(&self, circuit: Coming) -> Late {
         self.late.unwrap_or_else(|| Late::new(self, circuit))
     }
 

@@ -42,6 +42,7 @@ fn zeros(bytes: &mut [u8]) {
 
 fn at() -> Arrival {
     Arrival {
+        leg: LegId::FIRST,
         now: Instant::now(),
         blocked: false,
     }
@@ -49,15 +50,16 @@ fn at() -> Arrival {
 
 /// One cell from one end to the other.
 fn pass(from: &Shared, to: &Shared, count: &mut u32) -> Result<bool, Broken> {
-    if to.lock().is_full() {
+    if to.lock().is_full(LegId::FIRST) {
         return Ok(false);
     }
-    let Some(message) = from.lock().next_message() else {
+    let Some(message) = from.lock().next_message(LegId::FIRST) else {
         return Ok(false);
     };
     *count += 1;
     if message.counted {
-        from.lock().sealed(digest(*count), Instant::now());
+        from.lock()
+            .sealed(LegId::FIRST, digest(*count), Instant::now());
     }
     to.lock()
         .handle_message(message.body, digest(*count), at())?;
@@ -369,9 +371,9 @@ async fn a_wrong_digest_breaks_the_circuit() {
     let (mut near, _far) = pair.stream(HALF_CLOSE);
     near.write_all(&[1; 40 * 498]).await.expect("taken");
     let mut endpoint = pair.client.lock();
-    while let Some(message) = endpoint.next_message() {
+    while let Some(message) = endpoint.next_message(LegId::FIRST) {
         if message.counted {
-            endpoint.sealed(digest(1), Instant::now());
+            endpoint.sealed(LegId::FIRST, digest(1), Instant::now());
         }
     }
     drop(endpoint);
@@ -392,7 +394,7 @@ fn late_cells(client: &Shared, streams: &[u16]) -> usize {
                 return late;
             }
         }
-        while client.lock().next_message().is_some() {}
+        while client.lock().next_message(LegId::FIRST).is_some() {}
     }
 }
 
@@ -464,7 +466,7 @@ async fn seen_of(control: Control) -> (Vec<u16>, Vec<u16>) {
     let ids = vec![near.id().0, other.id().0];
     near.write_all(&[1; 120 * 498]).await.expect("taken");
     let mut lengths = Vec::new();
-    while let Some(message) = pair.client.lock().next_message() {
+    while let Some(message) = pair.client.lock().next_message(LegId::FIRST) {
         let header = Header::read(message.body.as_ref().try_into().expect("a body"));
         if header.command == RelayCommand::DATA {
             lengths.push(header.length);
@@ -513,7 +515,7 @@ proptest! {
             while let Some((id, _)) = endpoint.next_asked() {
                 endpoint.connected(id, None);
             }
-            while endpoint.next_message().is_some() {}
+            while endpoint.next_message(LegId::FIRST).is_some() {}
         }
         prop_assert!(endpoint.owned() < 300_000, "{}", endpoint.owned());
     }
@@ -533,7 +535,7 @@ fn flood(to: &Shared, stream: u16, cells: usize) {
     for _ in 0..cells {
         let data = Message::Data(&[7; cell::DATA]);
         told(to, stream, &data).expect("within what one stream may hold");
-        while to.lock().next_message().is_some() {}
+        while to.lock().next_message(LegId::FIRST).is_some() {}
     }
 }
 
@@ -554,9 +556,15 @@ async fn the_stream_that_holds_most_ends_when_all_hold_too_much_and_the_others_g
         flood(&end, 1, 90);
         flood(&end, 2, 150);
         flood(&end, 3, 60);
-        assert!(end.lock().next_message().is_none(), "what may be held");
+        assert!(
+            end.lock().next_message(LegId::FIRST).is_none(),
+            "what may be held"
+        );
         told(&end, 1, &Message::Data(b"one more")).expect("no fault");
-        let said = end.lock().next_message().expect("the peer is told");
+        let said = end
+            .lock()
+            .next_message(LegId::FIRST)
+            .expect("the peer is told");
         let header = Header::read(said.body.as_ref().try_into().expect("a body"));
         assert_eq!((header.command, header.stream.0), (RelayCommand::END, 2));
         assert!(handles[1].read_u8().await.is_err(), "its reader is told");
@@ -573,7 +581,7 @@ async fn the_stream_that_holds_most_ends_when_all_hold_too_much_and_the_others_g
             end.lock().urgent.clear();
         }
         assert_eq!(end.lock().streams(), 2);
-        assert!(end.lock().next_message().is_none(), "told once");
+        assert!(end.lock().next_message(LegId::FIRST).is_none(), "told once");
         for handle in &mut handles {
             handle.read_exact(&mut [0; 1000]).await.expect("kept");
         }
@@ -655,7 +663,7 @@ fn streams_opened_and_given_up_while_nothing_leaves_do_not_gather_without_end() 
     }
     assert!((512..2000).contains(&opened), "{opened}");
     assert!(pair.client.lock().owned() < 1 << 20);
-    while pair.client.lock().next_message().is_some() {}
+    while pair.client.lock().next_message(LegId::FIRST).is_some() {}
     let begun = pair.client.lock().begin(&target, HALF_CLOSE);
     begun.expect("there is room again");
 }

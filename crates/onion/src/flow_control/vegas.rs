@@ -159,6 +159,11 @@ impl Vegas {
         self.inflight = self.inflight.saturating_sub(self.parameters.increment);
     }
 
+    /// The smoothed round trip, once there was a sample.
+    pub fn round_trip(&self) -> Option<Duration> {
+        self.rtt.smoothed()
+    }
+
     /// The congestion window, in cells.
     pub fn window(&self) -> u32 {
         self.window
@@ -320,6 +325,11 @@ impl Rtt {
             least => least.min(self.smoothed),
         };
         true
+    }
+
+    /// The average, once there was a sample.
+    pub fn smoothed(&self) -> Option<Duration> {
+        (self.smoothed > 0).then(|| Duration::from_micros(self.smoothed))
     }
 
     /// `cwnd * RTT_min / RTT_current` (§3.1.2): what the path holds without a queue, in cells. Before the first sample, the whole window.

@@ -17,6 +17,7 @@ use hoplite_crypto::onion::introduction;
 use hoplite_wire::cell::{
     self, Cell, CircuitId, Command,
     circuit::{DestroyReason, Extend2},
+    conflux::Link,
     onion_service::{
         EstablishIntro, Introduce, IntroduceStatus, Rendezvous1, establish_rendezvous,
     },
@@ -27,10 +28,12 @@ use tokio::{task::JoinSet, time::Instant};
 use super::{
     Asking, Forward, Relay, RelayCircuit,
     circuit::{Extended, create},
+    conflux::{Joining, Membership},
     onion_service::{Introduction, Rendezvous},
 };
 use crate::{
     channel::{self, Channel},
+    conflux::LegId,
     endpoint::{Arrival, Endpoint, Role, io::Shared},
     failure,
     flow_control::{Control, Pressure},
@@ -88,6 +91,8 @@ pub(super) struct Driver {
     service: Service,
     /// This end, if streams were asked for.
     endpoint: Option<Arc<Shared>>,
+    /// That end is of a Conflux set, and this one of its legs.
+    membership: Option<Membership>,
     tasks: JoinSet<()>,
     replies: VecDeque<(relay::RelayCommand, Vec<u8>)>,
     /// The channel that it came by.
@@ -153,6 +158,7 @@ impl Driver {
             next: Next::None,
             service: Service::None,
             endpoint: None,
+            membership: None,
             tasks: JoinSet::new(),
             replies: VecDeque::new(),
             from,
@@ -164,8 +170,11 @@ impl Driver {
         driver.end(&ended);
     }
 
-    fn end(self, ended: &Ended) {
-        if let Some(endpoint) = &self.endpoint {
+    fn end(mut self, ended: &Ended) {
+        if self.membership.take().is_some() {
+            // Its set may go on, and with it what came by this leg.
+            self.tasks.detach_all();
+        } else if let Some(endpoint) = &self.endpoint {
             endpoint.lock().close(failure::retired());
         }
         if let Next::Open(next) = self.next {
@@ -187,6 +196,13 @@ impl Driver {
 
     fn take_turns(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
         self.now = Instant::now();
+        if let Some(member) = &self.membership {
+            let mut endpoint = member.shared().lock();
+            if endpoint.closed().is_some() {
+                return Poll::Ready(DestroyReason::FINISHED.into());
+            }
+            endpoint.set_driver(member.leg(), cx.waker());
+        }
         for _ in 0..BATCHES {
             match self.turn(cx) {
                 Ok(true) => {}
@@ -223,7 +239,7 @@ impl Driver {
         if self.replies.len() >= REPLIES
             || self
                 .endpoint()
-                .is_some_and(|endpoint| endpoint.lock().is_full())
+                .is_some_and(|endpoint| endpoint.lock().is_full(self.leg()))
         {
             return Ok(false);
         }
@@ -277,6 +293,10 @@ impl Driver {
             Poll::Pending => false,
         };
         self.pressure.note(ready, self.now);
+        if let Some(member) = &self.membership {
+            let mut endpoint = member.shared().lock();
+            endpoint.set_blocked(member.leg(), self.pressure.holds(self.now));
+        }
         if !ready {
             return Ok(false);
         }
@@ -290,16 +310,17 @@ impl Driver {
         let Some(shared) = &self.endpoint else {
             return Ok(false);
         };
+        let leg = self.leg();
         let mut endpoint = shared.lock();
-        let Some(message) = endpoint.next_message() else {
-            endpoint.set_driver(cx.waker());
+        let Some(message) = endpoint.next_message(leg) else {
+            endpoint.set_driver(leg, cx.waker());
             return Ok(false);
         };
         let mut cell = relay_cell(message.body);
         let sealed = self.circuit.originate(&mut cell);
         let digest = sealed.map_err(|_| Ended::from(DestroyReason::INTERNAL))?;
         if message.counted {
-            endpoint.sealed(digest, self.now);
+            endpoint.sealed(leg, digest, self.now);
         }
         drop(endpoint);
         self.moved.made += 1;
@@ -359,6 +380,12 @@ impl Driver {
     fn endpoint(&self) -> Option<&Shared> {
         self.endpoint.as_deref()
     }
+
+    /// Which of its endpoint's circuits this is.
+    fn leg(&self) -> LegId {
+        let member = self.membership.as_ref();
+        member.map_or(LegId::FIRST, Membership::leg)
+    }
 }
 
 /// The channel sets the circuit's id.
@@ -409,6 +436,7 @@ impl Driver {
             relay::RelayCommand::RENDEZVOUS1 => self.join(data),
             relay::RelayCommand::ESTABLISH_INTRO => self.establish_introduction(data),
             relay::RelayCommand::INTRODUCE1 => self.introduce(data),
+            relay::RelayCommand::CONFLUX_LINK => self.link(data),
             // The old EXTEND is not spoken here, and whoever sends it waits for an answer.
             relay::RelayCommand::EXTEND => Err(DestroyReason::PROTOCOL.into()),
             _ => self.stream_message(cell.body, digest, cx),
@@ -422,6 +450,7 @@ impl Driver {
         cx: &Context<'_>,
     ) -> Result<(), Ended> {
         let at = Arrival {
+            leg: self.leg(),
             now: self.now,
             blocked: self.pressure.holds(self.now),
         };
@@ -431,7 +460,7 @@ impl Driver {
             Shared::new(endpoint.counted(&self.back.sender.backlog()))
         });
         let mut endpoint = shared.lock();
-        endpoint.set_driver(cx.waker());
+        endpoint.set_driver(at.leg, cx.waker());
         let handled = endpoint.handle_message(body, digest, at);
         handled.map_err(|_| Ended::from(DestroyReason::PROTOCOL))?;
         let asking = Asking {
@@ -451,11 +480,36 @@ impl Driver {
         Ok(())
     }
 
+    /// The circuit is to be a leg of a Conflux set: one that ends here, agreed on congestion control, and has not been used. Proposal 329 §4.2.1.
+    fn link(&mut self, data: &[u8]) -> Result<(), Ended> {
+        let free = self.relay.config.conflux
+            && self.endpoint.is_none()
+            && matches!(self.next, Next::None | Next::Lost)
+            && matches!(self.service, Service::None);
+        if !free {
+            return Err(DestroyReason::PROTOCOL.into());
+        }
+        let link = Link::parse(data).map_err(|_| DestroyReason::PROTOCOL)?;
+        let joining = Joining {
+            control: self.control,
+            limits: self.relay.config.limits,
+            backlog: &self.back.sender.backlog(),
+            now: self.now,
+        };
+        let joined = self.relay.conflux.join(&link, &joining);
+        let member = joined.map_err(|_| DestroyReason::PROTOCOL)?;
+        self.endpoint = Some(Arc::clone(member.shared()));
+        self.membership = Some(member);
+        self.relay.counters.linked.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
     fn extend(&mut self, data: &[u8], early: bool) -> Result<(), Ended> {
         // "Upon receiving EXTEND2 in a RELAY cell, an OR MUST tear down the circuit", and so if there is a next relay already, or will be. A client
         // that was not introduced goes on to another relay.
         let free = matches!(self.next, Next::None | Next::Lost)
-            && matches!(self.service, Service::None | Service::Introducing);
+            && matches!(self.service, Service::None | Service::Introducing)
+            && self.membership.is_none();
         if !early || !free {
             return Err(DestroyReason::PROTOCOL.into());
         }
@@ -516,6 +570,7 @@ impl Driver {
     /// Whether the circuit ends here and is nothing to an onion service yet.
     fn for_service(&self) -> Result<(), Ended> {
         let free = self.relay.config.onion_services.enabled
+            && self.membership.is_none()
             && matches!(self.next, Next::None | Next::Lost)
             && matches!(self.service, Service::None);
         if free {

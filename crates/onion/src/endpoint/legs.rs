@@ -1,0 +1,445 @@
+//! The circuits that carry an endpoint's streams: one, or the legs of a Conflux set. Each has its own flow control and its own driver.
+//! [`super::Endpoint`] asks here which of them is to send, and what comes in which order; [`crate::conflux`] knows the rules. Proposal 329 §2.5.
+//!
+//! Acknowledgements are of one leg. They tell of what has come there, in whatever order; but while much waits for a slower leg, a faster one is not
+//! acknowledged: so what waits is bounded by that and by one window, and an honest sender never has the set closed for it.
+
+use std::{collections::VecDeque, sync::Arc, task::Waker};
+
+use bytes::BytesMut;
+use hoplite_wire::cell::{
+    conflux::{Link, Nonce, Switch, linked_ack},
+    relay::{Header, Message, RelayCommand, Sendme, StreamId},
+};
+use tokio::time::Instant;
+
+use super::{
+    Arrival, Broken, Limits, Outbound, message,
+    stream::{Share, Sum},
+};
+use crate::{
+    channel::CircuitBacklog,
+    conflux::{Bounds, Fate, LegId, Set, Side, Violation},
+    flow_control::{self, Control, Digest, vegas},
+};
+
+/// The circuits of one endpoint.
+#[derive(Debug)]
+pub(super) struct Legs {
+    legs: Vec<Leg>,
+    /// What makes them a set; `None`: there is one circuit, and all leaves and comes on it.
+    set: Option<Box<Set<Early>>>,
+    next: u16,
+    random: fn(&mut [u8]),
+}
+
+/// One of them.
+#[derive(Debug)]
+struct Leg {
+    id: LegId,
+    outgoing: flow_control::Outgoing,
+    incoming: flow_control::Incoming,
+    /// Messages of this leg alone, and what is to follow a SWITCH: they go before all else.
+    own: VecDeque<Outbound>,
+    /// Acknowledgements that are held, of what came too early.
+    held: VecDeque<Outbound>,
+    /// The channel holds it back.
+    blocked: bool,
+    driver: Option<Waker>,
+    /// Where its channel counts what waits out of order.
+    early: Sum,
+}
+
+/// A message that came before others that go before it.
+#[derive(Debug)]
+pub(super) struct Early {
+    pub(super) header: Header,
+    /// Header and data, and nothing behind.
+    pub(super) body: BytesMut,
+    counted: Option<Share>,
+}
+
+/// What has come and may still come on all legs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Coming {
+    /// DATA cells that were handled.
+    pub(super) handled: u64,
+    /// DATA cells that may be under way, or wait for others.
+    pub(super) under_way: u64,
+}
+
+impl Leg {
+    fn new(id: LegId, control: Control, kept: &Arc<CircuitBacklog>) -> Self {
+        Self {
+            id,
+            outgoing: flow_control::Outgoing::new(control),
+            incoming: flow_control::Incoming::new(control),
+            own: VecDeque::new(),
+            held: VecDeque::new(),
+            blocked: false,
+            driver: None,
+            early: Sum::received(kept),
+        }
+    }
+
+    fn may_send(&self) -> bool {
+        !self.blocked && self.outgoing.may_send()
+    }
+}
+
+impl Legs {
+    /// One circuit.
+    pub(super) fn one(control: Control, random: fn(&mut [u8])) -> Self {
+        Self {
+            legs: vec![Leg::new(LegId::FIRST, control, &Arc::default())],
+            set: None,
+            next: 1,
+            random,
+        }
+    }
+
+    /// A set without legs.
+    pub(super) fn set(side: Side, nonce: Nonce, limits: &Limits, random: fn(&mut [u8])) -> Self {
+        let largest = usize::try_from(vegas::LARGEST).unwrap_or(usize::MAX);
+        let bounds = Bounds {
+            hold: limits.early,
+            most: limits.early.saturating_add(largest),
+        };
+        Self {
+            legs: Vec::new(),
+            set: Some(Box::new(Set::new(side, nonce, bounds))),
+            next: 0,
+            random,
+        }
+    }
+
+    /// Another leg of the set.
+    pub(super) fn add(&mut self, control: Control, kept: &Arc<CircuitBacklog>) -> LegId {
+        let id = LegId(self.next);
+        self.next = self.next.saturating_add(1);
+        self.legs.push(Leg::new(id, control, kept));
+        id
+    }
+
+    /// Whether it is a set.
+    pub(super) fn is_set(&self) -> bool {
+        self.set.is_some()
+    }
+
+    /// Another flow control of a leg, before anything was sent on it.
+    pub(super) fn set_flow(&mut self, id: LegId, control: Control, to: flow_control::Outgoing) {
+        if let Some(leg) = self.leg(id) {
+            leg.outgoing = to;
+            leg.incoming = flow_control::Incoming::new(control);
+        }
+    }
+
+    /// Who is woken when this leg has something to send or to do.
+    pub(super) fn set_driver(&mut self, id: LegId, waker: &Waker) {
+        let Some(leg) = self.leg(id) else {
+            return;
+        };
+        match &mut leg.driver {
+            Some(driver) => driver.clone_from(waker),
+            None => leg.driver = Some(waker.clone()),
+        }
+    }
+
+    /// The channel of a leg begins or ceases to hold it back.
+    pub(super) fn set_blocked(&mut self, id: LegId, blocked: bool) {
+        let Some(leg) = self.leg(id) else {
+            return;
+        };
+        if std::mem::replace(&mut leg.blocked, blocked) != blocked {
+            self.wake_next();
+        }
+    }
+
+    /// Wakes the driver of one leg.
+    pub(super) fn wake(&mut self, id: LegId) {
+        if let Some(driver) = self.leg(id).and_then(|leg| leg.driver.take()) {
+            driver.wake();
+        }
+    }
+
+    /// Wakes all drivers.
+    pub(super) fn wake_all(&mut self) {
+        for leg in &mut self.legs {
+            leg.driver.take().into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Wakes the driver whose turn it is to send.
+    pub(super) fn wake_next(&mut self) {
+        match self.whose_turn() {
+            Some((id, _)) => self.wake(id),
+            None => self.wake_all(),
+        }
+    }
+
+    /// Messages of a leg alone that wait to be sent.
+    pub(super) fn waiting(&self, id: LegId) -> usize {
+        let mut legs = self.legs.iter();
+        legs.find(|leg| leg.id == id).map_or(0, |leg| leg.own.len())
+    }
+
+    /// All bodies that are kept.
+    pub(super) fn owned(&self) -> usize {
+        let queues = self.legs.iter().map(|leg| leg.own.len() + leg.held.len());
+        queues.sum::<usize>() + self.early()
+    }
+
+    /// Messages that came early.
+    fn early(&self) -> usize {
+        self.set.as_ref().map_or(0, |set| set.waiting())
+    }
+
+    /// What has come and may still come, of which so many DATA cells were handled.
+    pub(super) fn coming(&self, handled: u64) -> Coming {
+        let under_way = self.legs.iter().map(|leg| leg.incoming.under_way());
+        Coming {
+            handled,
+            under_way: under_way.sum::<u64>().saturating_add(self.early() as u64),
+        }
+    }
+
+    fn leg(&mut self, id: LegId) -> Option<&mut Leg> {
+        self.legs.iter_mut().find(|leg| leg.id == id)
+    }
+}
+
+// What leaves.
+
+impl Legs {
+    /// A message of this leg alone.
+    pub(super) fn say(&mut self, id: LegId, message: &Message<'_>) {
+        let message = message::control(message, StreamId::CIRCUIT, self.random);
+        if let Some(leg) = self.leg(id) {
+            leg.own.push_back(message);
+        }
+        self.wake(id);
+    }
+
+    /// A message of the set's streams that is not numbered (BEGIN_DIR), on the present leg.
+    pub(super) fn say_unnumbered(&mut self, message: Outbound) {
+        let Some((id, _)) = self.whose_turn() else {
+            return;
+        };
+        if let Some(leg) = self.leg(id) {
+            leg.own.push_back(message);
+        }
+        self.wake(id);
+    }
+
+    /// The next message of this leg alone.
+    pub(super) fn next_own(&mut self, id: LegId) -> Option<Outbound> {
+        let leg = self.leg(id)?;
+        let message = leg.own.pop_front()?;
+        if message.acknowledges {
+            leg.incoming.acknowledged();
+        }
+        Some(message)
+    }
+
+    /// Whether this leg is to send the streams' next message, and then whether it may be DATA. If it is another one's turn, that one's driver is woken.
+    pub(super) fn may_send(&mut self, id: LegId) -> Option<bool> {
+        let (turn, data) = self.whose_turn()?;
+        if turn == id {
+            return Some(data);
+        }
+        self.wake(turn);
+        None
+    }
+
+    fn whose_turn(&self) -> Option<(LegId, bool)> {
+        let Some(set) = &self.set else {
+            let leg = self.legs.first()?;
+            return Some((leg.id, leg.outgoing.may_send()));
+        };
+        let room = |id: LegId| {
+            let leg = self.legs.iter().find(|leg| leg.id == id);
+            let rtt = leg.and_then(|leg| leg.outgoing.round_trip());
+            (leg.is_some_and(Leg::may_send), rtt)
+        };
+        match set.choose(room) {
+            Some(id) => Some((id, true)),
+            None => set.fallback().map(|id| (id, false)),
+        }
+    }
+
+    /// A message of the streams leaves on this leg; or a SWITCH does, and it follows.
+    pub(super) fn number(&mut self, id: LegId, message: Outbound) -> Outbound {
+        let Some(switch) = self.set.as_mut().and_then(|set| set.send(id)) else {
+            return message;
+        };
+        let mut data = Vec::with_capacity(4);
+        switch.write(&mut data);
+        if let Some(leg) = self.leg(id) {
+            leg.own.push_front(message);
+        }
+        let switch = Message::Unknown(RelayCommand::CONFLUX_SWITCH, &data);
+        message::control(&switch, StreamId::CIRCUIT, self.random)
+    }
+
+    /// A DATA cell has left on this leg.
+    pub(super) fn sealed(&mut self, id: LegId, digest: Digest, now: Instant) {
+        if let Some(leg) = self.leg(id) {
+            leg.outgoing.sent(digest, now);
+        }
+    }
+}
+
+// What comes.
+
+impl Legs {
+    /// A DATA cell has come on this leg: it is acknowledged when that is due.
+    pub(super) fn received(&mut self, id: LegId, digest: Digest) -> Result<(), Broken> {
+        let holds = self.set.as_ref().is_some_and(|set| set.holds(id));
+        let random = self.random;
+        let leg = self.leg(id).ok_or(Violation::Unlinked)?;
+        if leg.incoming.received()? {
+            let sendme = Message::Sendme(Sendme::V1(digest));
+            let sendme = message::control(&sendme, StreamId::CIRCUIT, random);
+            let queue = if holds { &mut leg.held } else { &mut leg.own };
+            queue.push_back(sendme);
+            self.wake(id);
+        }
+        Ok(())
+    }
+
+    /// An acknowledgement has come on this leg.
+    pub(super) fn acknowledged(
+        &mut self,
+        digest: Option<Digest>,
+        at: Arrival,
+    ) -> Result<(), Broken> {
+        let leg = self.leg(at.leg).ok_or(Violation::Unlinked)?;
+        leg.outgoing.acknowledged(digest, at.now, at.blocked)?;
+        self.wake_next();
+        Ok(())
+    }
+
+    /// A numbered message of the streams has come on a leg: it is handed back if it is the next.
+    pub(super) fn order(
+        &mut self,
+        id: LegId,
+        header: Header,
+        mut body: BytesMut,
+    ) -> Result<Option<Early>, Broken> {
+        let set = self.set.as_mut().ok_or(Violation::Unlinked)?;
+        let mut counted = None;
+        if !set.is_next(id) {
+            // What waits must not hold the channel's large buffers.
+            body.truncate(super::HEADER + usize::from(header.length));
+            body = BytesMut::from(body.as_ref());
+            let leg = self.legs.iter().find(|leg| leg.id == id);
+            counted = leg.map(|leg| leg.early.share());
+            if let Some(share) = &mut counted {
+                share.add(body.len());
+            }
+        }
+        let message = Early {
+            header,
+            body,
+            counted,
+        };
+        Ok(set.receive(id, message)?)
+    }
+
+    /// The next of those that came early, if its turn has come; else what was held is let go.
+    pub(super) fn due(&mut self) -> Option<Early> {
+        let set = self.set.as_mut()?;
+        let next = set.due();
+        if next.is_none() {
+            self.release();
+        }
+        next.map(|mut early| {
+            early.counted = None;
+            early
+        })
+    }
+
+    /// Acknowledges what was held, where that has no reason any more.
+    fn release(&mut self) {
+        let Some(set) = &self.set else {
+            return;
+        };
+        for leg in &mut self.legs {
+            if !leg.held.is_empty() && !set.holds(leg.id) {
+                leg.own.append(&mut leg.held);
+                leg.driver.take().into_iter().for_each(Waker::wake);
+            }
+        }
+    }
+}
+
+// The set.
+
+impl Legs {
+    /// Asks the far end to make this leg one of the set (client).
+    pub(super) fn ask(&mut self, id: LegId, now: Instant) -> Result<(), Broken> {
+        let set = self.set.as_mut().ok_or(Violation::Handshake)?;
+        let link = set.ask(id, now)?;
+        self.say_link(id, RelayCommand::CONFLUX_LINK, &link);
+        Ok(())
+    }
+
+    /// The far end asks for it (exit).
+    pub(super) fn answer(&mut self, id: LegId, link: &Link, now: Instant) -> Result<(), Broken> {
+        let set = self.set.as_mut().ok_or(Violation::Handshake)?;
+        let linked = set.answer(id, link, now)?;
+        self.say_link(id, RelayCommand::CONFLUX_LINKED, &linked);
+        Ok(())
+    }
+
+    fn say_link(&mut self, id: LegId, command: RelayCommand, link: &Link) {
+        let mut data = Vec::with_capacity(64);
+        link.write(&mut data);
+        self.say(id, &Message::Unknown(command, &data));
+    }
+
+    /// A message of the set itself has come on a leg that is one of it, or asked to be.
+    pub(super) fn linking(
+        &mut self,
+        command: RelayCommand,
+        data: &[u8],
+        at: Arrival,
+    ) -> Result<(), Broken> {
+        let set = self.set.as_mut().ok_or(Broken::Unexpected(command))?;
+        match command {
+            RelayCommand::CONFLUX_LINKED => {
+                set.linked(at.leg, &Link::parse(data)?, at.now)?;
+                let ack = Message::Unknown(RelayCommand::CONFLUX_LINKED_ACK, &[]);
+                self.say(at.leg, &ack);
+            }
+            RelayCommand::CONFLUX_LINKED_ACK => {
+                linked_ack(data)?;
+                set.acknowledged(at.leg, at.now)?;
+            }
+            RelayCommand::CONFLUX_SWITCH => set.switched(at.leg, Switch::parse(data)?)?,
+            // LINK goes to whoever knows all sets; a second one comes here.
+            _ => return Err(Violation::Handshake.into()),
+        }
+        Ok(())
+    }
+
+    /// Whether both ends have measured this leg.
+    pub(super) fn is_linked(&self, id: LegId) -> bool {
+        self.set.as_ref().is_some_and(|set| set.is_linked(id))
+    }
+
+    /// A leg is gone. What waits is counted on the first, so none goes on without that.
+    pub(super) fn close(&mut self, id: LegId) -> Fate {
+        let Some(place) = self.legs.iter().position(|leg| leg.id == id) else {
+            return Fate::GoesOn;
+        };
+        let gone = self.legs.swap_remove(place);
+        let Some(set) = &mut self.set else {
+            return Fate::Over;
+        };
+        match set.close(id, gone.outgoing.carries()) {
+            Fate::GoesOn if id != LegId::FIRST => Fate::GoesOn,
+            _ => Fate::Over,
+        }
+    }
+}
