@@ -4,7 +4,7 @@
 
 use std::{fmt, net::IpAddr};
 
-use hoplite_onion::onion_service::DirectoryCircuits;
+use hoplite_onion::{onion_service::DirectoryCircuits, path::ServicePurpose};
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Stream, Terms};
 use hoplite_wire::Target;
 
@@ -30,7 +30,9 @@ impl TorCaches {
         let relay = drawn.and_then(|(network, relay)| relay_of_list(&network, &relay));
         let doing = "asking a relay for Tor's consensus: there is none that is a directory";
         let relay = relay.ok_or_else(|| Error::new(ErrorKind::PathFailed, doing))?;
-        self.circuits.open(&relay).await
+        self.circuits
+            .open(&relay, ServicePurpose::ClientHsDir)
+            .await
     }
 }
 
