@@ -126,13 +126,9 @@ impl Guards {
         }
     }
 
-    /// A guard whose circuits fail is told of, and used all the same.
-    #[must_use]
-    pub fn only_telling(self) -> Self {
-        Self {
-            only_tell: true,
-            ..self
-        }
+    /// Whether a guard whose circuits fail is used all the same, and only told of.
+    pub fn only_tell(&mut self, only_tell: bool) {
+        self.only_tell = only_tell;
     }
 
     /// What the store should keep.

@@ -2,8 +2,8 @@
 //! path-spec "Detecting route manipulation by Guard nodes". [`crate::Guards`] has one count for each guard, the caller says how circuits fare.
 //!
 //! Who says so has to see to it that a stranger adds nothing: circuits whose last relay somebody else has chosen are not counted, or who names dead
-//! relays would take a client from its guards. Nor is what a guard cannot choose by: that it cannot be reached, and that the channel to it
-//! is lost, with all circuits at once.
+//! relays would take a client from its guards. Nor is what a guard cannot choose by: that it cannot be reached, and that circuits are lost with
+//! its channel while they stand ready.
 //!
 //! Unlike C tor we count a circuit once the guard itself has answered, not once the second relay has. Onion services have four second relays, and
 //! a guard that is out for one of them would else never be noticed. And we begin to judge by 50 circuits instead of 150: C tor builds some hundred a
@@ -35,13 +35,13 @@ const EXTREME_USE: u32 = 60;
 pub enum CircuitFate {
     /// All relays have answered.
     Built,
-    /// A relay has ended it before, or it did not come about in the longest time that any takes.
+    /// A relay has ended it before, or lost the channel, or it did not come about in the longest time that any takes.
     NotBuilt,
     /// A relay has ended it after it was built, and before it was used.
     Collapsed,
     /// Its last relay has answered what it was asked.
     Used,
-    /// A relay has ended it after its last relay was asked for something, and before that has answered.
+    /// The same after its last relay was asked for something, and before that has answered.
     NotUsed,
 }
 

@@ -57,14 +57,11 @@ impl PathChooser {
 
     /// Whether a guard whose circuits fail is used all the same, and only told of.
     #[must_use]
-    pub fn only_telling(self, only_telling: bool) -> Self {
-        match (self.guards, only_telling) {
-            (Some(guards), true) => Self {
-                guards: Some(guards.only_telling()),
-                ..self
-            },
-            (guards, _) => Self { guards, ..self },
+    pub fn only_telling(mut self, only_telling: bool) -> Self {
+        if let Some(guards) = &mut self.guards {
+            guards.only_tell(only_telling);
         }
+        self
     }
 
     /// With these vanguards.
@@ -236,7 +233,7 @@ impl PathChooser {
         let path = self
             .vanguards
             .path(network, &constraints, guard, circuit, time);
-        path.ok_or(NoPath::Together)
+        path.ok_or(NoPath::Service)
     }
 
     /// A circuit through this guard fares so. What is to be told of the guard, if that is something new. Nothing changes for a relay that is no guard.

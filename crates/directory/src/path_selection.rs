@@ -88,6 +88,11 @@ pub enum NoPath {
         "the relays of the list do not allow a path of this length whose relays differ as asked: take fewer hops, or ask for less with `apart`"
     )]
     Together,
+    /// A circuit of an onion service goes from no relay to itself or back to the one before.
+    #[error(
+        "the list has too few relays for a circuit of an onion service, which goes from none to itself or back, or the explicit path ends where it must not: wait for the next list, or correct the path"
+    )]
+    Service,
     /// None of the client's guards goes with the rest. Another entry would see the user without having been chosen for it.
     #[error(
         "none of this client's guards can begin the path: wait for the next list, or ask for less with `apart` or `region`"

@@ -125,10 +125,9 @@ pub(crate) fn is_of_channel(error: &Error) -> bool {
     error::Error::source(error).is_some_and(<dyn error::Error>::is::<Closed>)
 }
 
-/// Whether a relay of the circuit has ended it, or broke the protocol: neither was it closed here, nor is the channel lost.
-pub(crate) fn is_of_relays(error: &Error) -> bool {
-    let has_cause = error::Error::source(error).is_some();
-    has_cause && error.kind() != ErrorKind::Bug && !is_of_channel(error)
+/// Whether others have ended the circuit, or broke the protocol: it was not closed here.
+pub(crate) fn is_of_others(error: &Error) -> bool {
+    error::Error::source(error).is_some() && error.kind() != ErrorKind::Bug
 }
 
 /// Whether a relay did not accept the handshake, or to be the one that was meant: the client may have an old key of it. Where another relay

@@ -88,13 +88,13 @@ pub struct Failed {
 pub enum CircuitFate {
     /// All relays have answered.
     Built,
-    /// A relay has ended it before, or it did not come about in the longest time that any takes.
+    /// A relay has ended it before, or lost the channel, or it did not come about in the longest time that any takes.
     NotBuilt,
     /// A relay has ended it after it was built, and before it was used.
     Collapsed,
     /// Its last relay has answered what it was asked.
     Used,
-    /// A relay has ended it after its last relay was asked for something, and before that has answered.
+    /// The same after its last relay was asked for something, and before that has answered.
     NotUsed,
 }
 

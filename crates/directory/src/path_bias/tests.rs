@@ -171,7 +171,7 @@ fn who_has_circuits_through_every_guard_fail_takes_a_client_from_one_alone() {
 #[test]
 fn who_wants_to_be_told_alone_is_told_and_keeps_the_guard() {
     let mut client = Client::new();
-    client.guards = Guards::default().only_telling();
+    client.guards.only_tell(true);
     let first = client.guard();
     assert_eq!(client.fail(200), [(Suspicion::Extreme, false)]);
     assert_eq!(client.guard(), first);

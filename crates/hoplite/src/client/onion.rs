@@ -322,7 +322,7 @@ impl FromList {
         if let Some(mut path) = self.explicit(&network)? {
             return path::ends(&mut path, end)
                 .then_some(path)
-                .ok_or(Unchosen::NoPath(NoPath::Together, false));
+                .ok_or_else(|| NoPath::Service.into());
         }
         let mut random = self.random.lock();
         let others: Vec<Key>;

@@ -116,16 +116,19 @@ impl Fares {
         }
     }
 
-    /// The circuit has ended. That the channel to the first relay is lost, or that we have closed it, tells nothing.
+    /// The circuit has ended. That we have closed it tells nothing; that the channel to the first relay is lost does, if that has happened at a time when
+    /// the relay gains by it.
     fn end(&self, circuit: &ClientCircuit, error: &Error) {
         let (hops, _) = circuit.hops();
-        if !failure::is_of_relays(error) || self.answered || hops == 0 {
+        if !failure::is_of_others(error) || self.answered || hops == 0 {
             return;
         }
         let fate = match (circuit.is_built(), self.asked) {
             (false, _) => CircuitFate::NotBuilt,
-            (true, false) => CircuitFate::Collapsed,
             (true, true) => CircuitFate::NotUsed,
+            // What stands ready is lost each time that a device sleeps or moves.
+            (true, false) if failure::is_of_channel(error) => return,
+            (true, false) => CircuitFate::Collapsed,
         };
         self.tell(circuit.path(), fate);
     }
@@ -302,10 +305,11 @@ impl Drop for Kept {
 impl Driver {
     async fn run(mut self) {
         let mut error = poll_fn(|cx| self.poll(cx)).await;
+        let given_up = self.given_up().is_some();
         // What has ended another leg is no fault of this one's relays.
-        let by_other = self.links && self.given_up().is_some();
+        let by_other = self.links && given_up;
         let lost = self.circuit.lost(&error).filter(|_| !by_other);
-        if !by_other {
+        if !given_up {
             self.fares.end(&self.circuit, &error);
         }
         if let Some(hop) = lost {
