@@ -5,6 +5,9 @@
 //! relays would take a client from its guards. Nor is what a guard cannot choose by: that it cannot be reached, and that circuits are lost with
 //! its channel while they stand ready.
 //!
+//! C tor asks a circuit that it closes without an answer for one (a "probe"). Here a circuit is bad without a probe if no answer came for longer than
+//! any honest relay takes.
+//!
 //! Unlike C tor we count a circuit once the guard itself has answered, not once the second relay has. Onion services have four second relays, and
 //! a guard that is out for one of them would else never be noticed. And we begin to judge by 50 circuits instead of 150: C tor builds some hundred a
 //! day only to have them, our clients one for each ten minutes of use. An honest guard of a network in which every fifth circuit fails shows a rate
@@ -41,7 +44,7 @@ pub enum CircuitFate {
     Collapsed,
     /// Its last relay has answered what it was asked.
     Used,
-    /// The same after its last relay was asked for something, and before that has answered.
+    /// The same after its last relay was asked for something, and before that has answered; or no answer came in the longest time that any takes.
     NotUsed,
 }
 

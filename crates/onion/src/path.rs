@@ -94,7 +94,7 @@ pub enum CircuitFate {
     Collapsed,
     /// Its last relay has answered what it was asked.
     Used,
-    /// The same after its last relay was asked for something, and before that has answered.
+    /// The same after its last relay was asked for something, and before that has answered; or no answer came in the longest time that any takes.
     NotUsed,
 }
 

@@ -38,6 +38,10 @@ use crate::{
 /// Cells handled in one direction before the other has its turn, and how often before other tasks have theirs.
 const BATCH: usize = 32;
 const BATCHES: usize = 2;
+/// A last relay that has not answered for so long would have, and what it said did not come: an exit gives a target up sooner, and what relays are asked
+/// about onion services they know.
+const STREAM_ANSWER: Duration = Duration::from_secs(60);
+const TALK_ANSWER: Duration = Duration::from_secs(10);
 /// How long the peer of a circuit that takes no more cells may need to say why.
 const DESTROY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -92,12 +96,13 @@ struct Driver {
 }
 
 /// Tells whoever has chosen the relays how the circuit fares.
-#[derive(Default)]
 struct Fares {
     /// Nobody is told of a circuit whose last relay is a stranger's choice.
     paths: Option<Arc<dyn Paths>>,
-    /// The last relay was asked for something.
-    asked: bool,
+    /// When the last relay was first asked for something.
+    asked: Option<Instant>,
+    /// How long it may take to answer.
+    answer: Duration,
     /// It has answered.
     answered: bool,
 }
@@ -116,19 +121,22 @@ impl Fares {
         }
     }
 
-    /// The circuit has ended. That we have closed it tells nothing; that the channel to the first relay is lost does, if that has happened at a time when
-    /// the relay gains by it.
-    fn end(&self, circuit: &ClientCircuit, error: &Error) {
+    /// The circuit has ended. That we have closed it tells nothing, unless an answer was kept back; that the channel to the first relay is lost does, if that
+    /// has happened at a time when the relay gains by it.
+    fn end(&self, circuit: &ClientCircuit, error: &Error, (ours, now): (bool, Instant)) {
         let (hops, _) = circuit.hops();
-        if !failure::is_of_others(error) || self.answered || hops == 0 {
+        if self.answered || hops == 0 {
             return;
         }
         let fate = match (circuit.is_built(), self.asked) {
+            (true, Some(asked)) if !ours || now.duration_since(asked) >= self.answer => {
+                CircuitFate::NotUsed
+            }
+            _ if ours => return,
             (false, _) => CircuitFate::NotBuilt,
-            (true, true) => CircuitFate::NotUsed,
             // What stands ready is lost each time that a device sleeps or moves.
-            (true, false) if failure::is_of_channel(error) => return,
-            (true, false) => CircuitFate::Collapsed,
+            _ if failure::is_of_channel(error) => return,
+            _ => CircuitFate::Collapsed,
         };
         self.tell(circuit.path(), fate);
     }
@@ -193,6 +201,10 @@ async fn build_telling(
     };
     let (tell, built) = oneshot::channel();
     let machine = machine.leg(leg);
+    let answer = match talk {
+        Some(_) => TALK_ANSWER,
+        None => STREAM_ANSWER,
+    };
     let driver = Driver {
         circuit: if talk.is_some() {
             machine.talking()
@@ -215,7 +227,9 @@ async fn build_telling(
         talk,
         fares: Fares {
             paths,
-            ..Fares::default()
+            asked: None,
+            answer,
+            answered: false,
         },
     };
     let circuit = BuiltCircuit {
@@ -309,9 +323,9 @@ impl Driver {
         // What has ended another leg is no fault of this one's relays.
         let by_other = self.links && given_up;
         let lost = self.circuit.lost(&error).filter(|_| !by_other);
-        if !given_up {
-            self.fares.end(&self.circuit, &error);
-        }
+        let ours = given_up || !failure::is_of_others(&error);
+        let end = (ours, Instant::now());
+        self.fares.end(&self.circuit, &error, end);
         if let Some(hop) = lost {
             error = failure::lost(&error, self.circuit.path(), hop);
         }
@@ -463,7 +477,9 @@ impl Driver {
             }
             match self.circuit.next(&mut endpoint, self.now) {
                 Some(cell) => {
-                    self.fares.asked |= self.circuit.is_built();
+                    if self.circuit.is_built() {
+                        self.fares.asked.get_or_insert(self.now);
+                    }
                     self.channel.sender.send(cell);
                 }
                 None => {

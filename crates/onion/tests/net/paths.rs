@@ -19,7 +19,7 @@ use hoplite_onion::{
 use hoplite_overlay::{
     Error, ErrorKind, Overlay, Stream, Terms, conformance::Memory, memory::Network,
 };
-use hoplite_testing::{seeded, soon, targets};
+use hoplite_testing::{Double, seeded, soon, targets};
 use hoplite_wire::Target;
 use parking_lot::Mutex;
 use tokio::{
@@ -440,6 +440,34 @@ async fn who_chooses_paths_hears_how_circuits_fare_but_not_that_a_guard_is_gone_
     sleep(Duration::from_secs(60)).await;
     drop(stream);
     assert_eq!(paths.fates(), expected);
+}
+
+/// Whether that is the guard or the exit: neither passes on what a program waits for.
+#[tokio::test(start_paused = true)]
+async fn a_circuit_on_which_no_answer_comes_was_of_no_use_if_it_was_waited_for_long() {
+    use CircuitFate::{Built, NotUsed};
+    for (waits, expected) in [(90, &[Built, NotUsed][..]), (20, &[Built])] {
+        let mut world = World::new(2);
+        let silent = Double::nothing().streams(|_, _, _| Box::pin(std::future::pending()));
+        let (network, out) = (Network::new(2), Arc::new(silent));
+        let exit = world.net.relay(3, &network, |relay| {
+            relay.out = Some(out);
+            relay.config.patience = Duration::from_secs(3600);
+        });
+        world.relays.push(exit);
+        let paths = Told::new(&world, &[[1, 2, 3]]);
+        let onion = Onion::new(world.net.dialer(None), Arc::clone(&paths) as _, demand());
+        let target = Target::from(std::net::SocketAddr::new(FAR, 80));
+        let terms = token(1).within(Duration::from_secs(waits));
+        let error = onion
+            .open_stream(&target, &terms)
+            .await
+            .expect_err("silent");
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        drop(onion);
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(paths.fates(), expected);
+    }
 }
 
 #[tokio::test(start_paused = true)]
