@@ -82,17 +82,17 @@ struct TestResolver {
 
 fn resolver_with(families: Families, text: &str) -> TestResolver {
     let config: config::Dns = toml::from_str(text).expect("parses");
-    resolver_of(&config, families)
+    configured(&config, families)
 }
 
 /// One whose overlay leads to onion services.
 fn onion_resolver(text: &str) -> TestResolver {
     let mut config: config::Dns = toml::from_str(text).expect("parses");
     config.onion_services = true;
-    resolver_of(&config, BOTH)
+    configured(&config, BOTH)
 }
 
-fn resolver_of(config: &config::Dns, families: Families) -> TestResolver {
+fn configured(config: &config::Dns, families: Families) -> TestResolver {
     config.check().expect("can be meant");
     let names = Arc::new(Names::new(&config.pools(), &[], config.mapping_limits()));
     let (far, counters) = (Arc::new(Far::default()), Arc::new(Counters::default()));
