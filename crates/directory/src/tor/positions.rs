@@ -167,10 +167,11 @@ mod tests {
              m AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\ns Running Valid {flags}\nw Bandwidth={bandwidth}\ndirectory-footer\n\
              directory-signature "
         );
-        let consensus = hoplite_wire::tor::Consensus::parse(&format!(
-            "{text}sha256 {0} {0}\n-----BEGIN SIGNATURE-----\nAAAA\n-----END SIGNATURE-----\n",
-            "0".repeat(40)
-        ));
+        let nobody = "0".repeat(40);
+        let text = format!(
+            "{text}sha256 {nobody} {nobody}\n-----BEGIN SIGNATURE-----\nAAAA\n-----END SIGNATURE-----\n"
+        );
+        let consensus = hoplite_wire::tor::Consensus::parse(&text);
         let mut routers = consensus.expect("read").routers;
         routers.remove(0)
     }

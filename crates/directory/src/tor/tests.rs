@@ -7,7 +7,10 @@ use hoplite_overlay::memory::Network as MemoryNetwork;
 use hoplite_wire::{Target, tor::hsdir_request::HsDirRequest};
 
 use super::*;
-use crate::{HsDirs, PlacedRing};
+use crate::{
+    HsDirs, PlacedRing,
+    path_selection::{self, Apart, OverlayKind, PathConstraints},
+};
 
 pub(super) const CONSENSUS: &str = include_str!("../../../wire/src/tor/tests/consensus-microdesc");
 pub(super) const CERTIFICATES: &str = include_str!("../../../wire/src/tor/tests/certificates");
@@ -142,6 +145,53 @@ fn a_service_of_c_tor_publishes_where_we_look_for_its_descriptors() {
         asked.len() == 2 && asked.is_subset(where_) && told(&asks, **key) == **where_
     });
     assert_eq!((uploads.len(), asked.count()), (2, 1));
+}
+
+#[test]
+fn a_path_begins_at_a_guard_of_the_consensus_and_has_no_two_of_one_family_however_large() {
+    let mut network = read(CONSENSUS, CERTIFICATES, &trust(), NOW).expect("believed");
+    let flagless = CONSENSUS.replacen("Guard HSDir", "HSDir", 1);
+    let routers = Consensus::parse(&flagless).expect("read").routers;
+    for (relay, router) in network.relays.iter_mut().zip(routers) {
+        relay.router = router;
+        // More than a descriptor of ours names.
+        relay.family = (0..40).map(|n| [n; 20]).collect();
+    }
+    let ids: Vec<_> = network.relays.iter().map(|it| it.keys).collect();
+    network.relays[0].family.push(ids[1].rsa_id);
+    network.relays[1].family.push(ids[0].rsa_id);
+    network.relays[2].family.push(ids[0].rsa_id);
+    for proven in [3, 4] {
+        network.relays[proven].family_ids = vec!["ed25519:family".to_owned()];
+    }
+    let known = path_selection::Network::of_tor(&network);
+    let constraints = PathConstraints {
+        hops: 3,
+        overlay: OverlayKind::Onion,
+        apart: Apart {
+            family: true,
+            ..Apart::hardly()
+        },
+        ..PathConstraints::default()
+    };
+    let is_guard = |number: usize| network.relays[number].router.flags.has(Flags::GUARD);
+    let mut bits = hoplite_testing::seeded(5);
+    let mut together = BTreeSet::new();
+    for _ in 0..500 {
+        let path = known.select_path(&constraints, &mut |most| bits() % most);
+        let path = path.expect("possible").into_iter();
+        let number = |identity: Key| ids.iter().position(|keys| keys.ed25519 == identity.0);
+        let path: Vec<_> = path.filter_map(|relay| number(relay.identity)).collect();
+        assert!(is_guard(path[0]), "{path:?}");
+        for (at, one) in path.iter().enumerate() {
+            let others = path.iter().skip(at + 1);
+            together.extend(others.map(|other| (*one.min(other), *one.max(other))));
+        }
+    }
+    assert!(!together.contains(&(0, 1)), "both say so");
+    assert!(!together.contains(&(3, 4)), "it is proven");
+    assert!(together.contains(&(0, 2)), "one alone says so");
+    assert_eq!(together.len(), 13);
 }
 
 #[test]

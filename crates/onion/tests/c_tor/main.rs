@@ -12,6 +12,7 @@
 mod descriptors;
 mod network;
 mod ours;
+mod services;
 mod target;
 mod tor;
 

@@ -188,15 +188,64 @@ impl Network {
         }
     }
 
+    /// Has the client serve a service whose port 80 leads to this one; the service's name without `.onion`.
+    pub(crate) async fn add_service(&mut self, port: u16) -> String {
+        let asked = format!("ADD_ONION NEW:ED25519-V3 Flags=DiscardPK Port=80,127.0.0.1:{port}");
+        let answer = self.answers(&asked).await;
+        let mut lines = answer.lines();
+        let label = lines.find_map(|line| line.strip_prefix("250-ServiceID="));
+        label.expect("a service").to_owned()
+    }
+
+    /// The descriptor of such a service, once there is one.
+    pub(crate) async fn descriptor(&mut self, label: &str) -> String {
+        loop {
+            let answer = self
+                .answers(&format!("GETINFO hs/service/desc/id/{label}"))
+                .await;
+            let text = answer.split_once("=\r\n").map(|(_, text)| text);
+            let text = text.and_then(|text| text.split_once("\r\n.\r\n"));
+            if let Some((text, _)) = text
+                && text.contains("hs-descriptor")
+            {
+                return format!("{}\n", text.replace("\r\n", "\n"));
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    }
+
+    /// All that the client answers to a command.
+    async fn answers(&mut self, command: &str) -> String {
+        let command = format!("{command}\r\n");
+        self.control.write_all(command.as_bytes()).await.unwrap();
+        let (mut all, mut in_data) = (String::new(), false);
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.control.read_line(&mut line).await.unwrap(), 0);
+            all.push_str(&line);
+            match line.as_bytes().get(3) {
+                _ if in_data => in_data = line != ".\r\n",
+                Some(b'+') => in_data = true,
+                Some(b' ') => return all,
+                _ => {}
+            }
+        }
+    }
+
     /// What the client's SOCKS port says of a stream to this name.
     pub(crate) async fn open(&self, name: &str) -> u8 {
+        self.reach(name).await.0
+    }
+
+    /// The same, with the stream, which stands if that is 0.
+    pub(crate) async fn reach(&self, name: &str) -> (u8, TcpStream) {
         let mut stream = TcpStream::connect(self.socks).await.unwrap();
         let length = u8::try_from(name.len()).unwrap();
         let request = [&[5, 1, 0, 5, 1, 0, 3, length], name.as_bytes(), &[0, 80]].concat();
         stream.write_all(&request).await.unwrap();
-        let mut answer = [0; 4];
+        let mut answer = [0; 12];
         stream.read_exact(&mut answer).await.unwrap();
-        answer[3]
+        (answer[3], stream)
     }
 }
 

@@ -217,7 +217,7 @@ async fn what_another_networks_authorities_have_signed_neither_serves_nor_hinder
     let world = World::of(&[whole, silent, silent]);
     let mut client = open(&path);
     let renewed = world.renew(&client).await.expect("asked").expect("newer");
-    drop(client.take(renewed).expect("stored"));
+    assert_eq!(client.take(renewed).expect("stored"), Ok(Heard::Newer));
     let strangers = Trust {
         authorities: vec![[7; 20]],
         skew: 0,
@@ -241,7 +241,7 @@ async fn it_is_not_used_after_its_time_and_renewed_before_at_a_random_moment_of_
         network.fresh_until,
         network.valid_until,
     ) = (one, one + 60 * minute, one + 180 * minute);
-    drop(client.take(renewed).expect("stored"));
+    assert_eq!(client.take(renewed).expect("stored"), Ok(Heard::Newer));
     let mut bits = seeded(3);
     let moments: Vec<_> = (0..500)
         .map(|_| client.next(one, &mut |most| bits() % most) - one)
