@@ -264,7 +264,8 @@ async fn a_service_of_c_tor_meets_a_client_at_a_relay_of_ours() {
         ClientConfig::default(),
     );
     for _ in 0..3 {
-        let opened = client.open_stream(&service, 80, &Terms::default());
+        let terms = Terms::default();
+        let opened = client.open_stream(&service, 80, &terms);
         let mut stream = limit(opened).await.unwrap();
         limit(echoes(&mut stream)).await;
     }
