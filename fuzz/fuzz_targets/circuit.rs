@@ -14,9 +14,12 @@ use std::{net::SocketAddr, sync::LazyLock};
 use bytes::BytesMut;
 use hoplite_crypto::onion::{OnionKey, OnionKeys};
 use hoplite_onion::{endpoint::Limits, path};
-use hoplite_wire::cell::{
-    self, Cell, CircuitId, Command,
-    relay::{self as message, HEADER, Header, StreamId},
+use hoplite_wire::{
+    Protocols,
+    cell::{
+        self, Cell, CircuitId, Command,
+        relay::{self as message, Format, StreamId},
+    },
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -49,7 +52,7 @@ fn keys(n: u8) -> OnionKeys {
 }
 
 /// Relay `n` as others know it.
-fn known(n: usize, ntor3: bool) -> path::Relay {
+fn known(n: usize, ntor3: bool, protocols: Protocols) -> path::Relay {
     path::Relay {
         name: "".into(),
         keys: KEYS[n].published(),
@@ -57,6 +60,7 @@ fn known(n: usize, ntor3: bool) -> path::Relay {
         addresses: vec![SocketAddr::from(([192, 0, 2, 1], 443))],
         ntor3,
         congestion_control: true,
+        protocols,
         half_close: true,
         exit: None,
     }
@@ -84,16 +88,21 @@ impl Input<'_> {
         some
     }
 
-    /// A relay message in the clear; its length may be a lie.
-    fn body(&mut self) -> BytesMut {
+    /// A relay message; its length may be a lie.
+    fn said(&mut self) -> Said {
         let (command, stream) = (message::RelayCommand(self.byte()), StreamId(self.byte().into()));
         let lie = self.byte();
-        let data = self.some();
+        let data = self.some().to_vec();
         let length = match lie {
             0..=239 => data.len(),
             _ => usize::from(lie) * 260 % 1000,
         };
-        body(command, stream, length, data)
+        Said {
+            command,
+            stream,
+            length,
+            data,
+        }
     }
 
     /// A cell of a circuit, of whatever kind.
@@ -107,19 +116,40 @@ impl Input<'_> {
     }
 }
 
-fn body(command: message::RelayCommand, stream: StreamId, length: usize, data: &[u8]) -> BytesMut {
-    let mut body = BytesMut::zeroed(cell::BODY);
-    body[HEADER..HEADER + data.len()].copy_from_slice(data);
-    let length = u16::try_from(length).expect("less than 1000");
-    let header = Header {
-        command,
-        recognized: 0,
-        stream,
-        digest: [0; 4],
-        length,
-    };
-    header.write(body.as_mut().try_into().expect("a body"));
-    body
+/// A relay message, with whatever length it claims.
+struct Said {
+    command: message::RelayCommand,
+    stream: StreamId,
+    length: usize,
+    data: Vec<u8>,
+}
+
+impl Said {
+    fn new(command: message::RelayCommand, stream: StreamId, data: &[u8]) -> Self {
+        Self {
+            command,
+            stream,
+            length: data.len(),
+            data: data.to_vec(),
+        }
+    }
+
+    /// In the clear.
+    fn body(&self, format: Format) -> BytesMut {
+        let mut body = BytesMut::zeroed(cell::BODY);
+        let length = u16::try_from(self.length).expect("less than 1000");
+        let (stream, length) = (self.stream.0.to_be_bytes(), length.to_be_bytes());
+        let (command, at_stream, at_length) = match format {
+            Format::V0 => (0, 3, 9),
+            Format::V1 => (16, 19, 17),
+        };
+        body[command] = self.command.0;
+        body[at_stream..at_stream + 2].copy_from_slice(&stream);
+        body[at_length..at_length + 2].copy_from_slice(&length);
+        let header = format.header(self.command);
+        body[header..header + self.data.len()].copy_from_slice(&self.data);
+        body
+    }
 }
 
 fn relay_cell(command: Command, body: BytesMut) -> Cell {

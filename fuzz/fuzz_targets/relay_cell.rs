@@ -2,8 +2,8 @@
 #![no_main]
 
 use hoplite_wire::cell::{
-    BODY, DATA,
-    relay::{self, Header, Message},
+    BODY,
+    relay::{self, Format, Header, Message},
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -12,9 +12,17 @@ fuzz_target!(|bytes: &[u8]| {
     body.iter_mut()
         .zip(bytes)
         .for_each(|(to, from)| *to = *from);
-    let header = Header::read(&body);
-    let Ok(data) = header.data(&body) else {
-        assert!(usize::from(header.length) > DATA);
+    read(Format::V0, &body);
+    read(Format::V1, &body);
+});
+
+fn read(format: Format, body: &[u8; BODY]) {
+    let Ok(header) = Header::read(format, body) else {
+        assert_eq!(format, Format::V1);
+        return;
+    };
+    let Ok(data) = header.data(body) else {
+        assert!(usize::from(header.length) > format.most(header.command));
         return;
     };
     let Ok(message) = Message::parse(header.command, data) else {
@@ -24,8 +32,9 @@ fuzz_target!(|bytes: &[u8]| {
     let mut out = Vec::new();
     message.write(&mut out);
     let mut again = [0xff; BODY];
-    relay::write(&mut again, message.command(), header.stream, &out).expect("it came in a cell");
-    let header = Header::read(&again);
+    let written = relay::write(format, &mut again, message.command(), header.stream, &out);
+    written.expect("it came in a cell");
+    let header = Header::read(format, &again).expect("it was written");
     let data = header.data(&again).expect("it was written");
     assert_eq!(Message::parse(header.command, data), Ok(message));
-});
+}

@@ -17,6 +17,7 @@ pub mod hs_ntor;
 pub mod identity;
 pub mod introduction;
 mod keys;
+pub mod layers;
 pub mod ntor;
 pub mod ntor3;
 pub mod rsa;

@@ -428,7 +428,10 @@ impl Publisher {
         let mut descriptor = describe(config, handle.addresses(), Key(key.public()));
         descriptor.pin = certificates.pin().map(Into::into);
         descriptor.onion = current.as_ref().map(|current| *current.borrow());
-        descriptor.hsdir = descriptor.onion.is_some() && config.onion.hsdir;
+        if descriptor.onion.is_some() {
+            descriptor.hsdir = config.onion.hsdir;
+            descriptor.protocols = config.onion.protocols();
+        }
         descriptor.check().map_err(|error| {
             let remedy = "correct [directory], or the names of [auth.private_tokens], in its file";
             Failure::new("describing the relay", error, remedy)

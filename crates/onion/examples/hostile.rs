@@ -43,9 +43,9 @@ use hoplite_crypto::{
     onion::{
         RelayKeys,
         identity::{RelayIdentity, stand_in},
+        layers::{ClientLayers, RelayCrypto},
         ntor3,
         rsa::sha256,
-        tor1::ClientLayers,
     },
     signing::SigningKey,
 };
@@ -211,7 +211,7 @@ async fn made(channel: &Channel, relay: &SignedDescriptor) -> Option<Made> {
     let created = Created2::parse(&cell.body).ok()?;
     let (_, seed) = state.finish(created.data).ok()?;
     let mut layers = ClientLayers::new();
-    layers.push(&seed).ok()?;
+    layers.push(&seed, RelayCrypto::Tor1).ok()?;
     Some(Made { circuit, layers })
 }
 
@@ -238,8 +238,17 @@ async fn extend(
     extend.write(&mut data);
     let mut body = BytesMut::zeroed(BODY);
     let fixed: &mut [u8; BODY] = body.as_mut().try_into().unwrap();
-    relay::write(fixed, relay::RelayCommand::EXTEND2, StreamId(0), &data).unwrap();
-    made.layers.encrypt_for(0, fixed).unwrap();
+    relay::write(
+        relay::Format::V0,
+        fixed,
+        relay::RelayCommand::EXTEND2,
+        StreamId(0),
+        &data,
+    )
+    .unwrap();
+    made.layers
+        .encrypt_for(0, Command::RELAY_EARLY, fixed)
+        .unwrap();
     let cell = Cell {
         circuit: made.circuit.id,
         command: Command::RELAY_EARLY,
@@ -291,8 +300,15 @@ async fn extend_and_truncate(attack: &Attack, mut made: Made, to: &SignedDescrip
         attack.count(extended);
         let mut body = BytesMut::zeroed(BODY);
         let fixed: &mut [u8; BODY] = body.as_mut().try_into().unwrap();
-        relay::write(fixed, relay::RelayCommand::TRUNCATE, StreamId(0), &[]).unwrap();
-        made.layers.encrypt_for(0, fixed).unwrap();
+        relay::write(
+            relay::Format::V0,
+            fixed,
+            relay::RelayCommand::TRUNCATE,
+            StreamId(0),
+            &[],
+        )
+        .unwrap();
+        made.layers.encrypt_for(0, Command::RELAY, fixed).unwrap();
         let cell = Cell {
             circuit: made.circuit.id,
             command: Command::RELAY,
@@ -596,8 +612,8 @@ async fn useless(attack: &Attack, mut made: Made, what: Useless) {
         let fixed: &mut [u8; BODY] = body.as_mut().try_into().unwrap();
         match what {
             Useless::Message(command) => {
-                relay::write(fixed, command, StreamId(0), b"of no use").unwrap();
-                made.layers.encrypt_for(0, fixed).unwrap();
+                relay::write(relay::Format::V0, fixed, command, StreamId(0), b"of no use").unwrap();
+                made.layers.encrypt_for(0, Command::RELAY, fixed).unwrap();
             }
             _ => getrandom(fixed),
         }

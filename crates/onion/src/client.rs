@@ -16,8 +16,7 @@ use crate::{
 };
 use pool::Pool;
 
-pub use circuit::ClientCircuit;
-pub use circuit::Progress;
+pub use circuit::{Asks, ClientCircuit, Progress};
 pub use driver::BuiltCircuit;
 pub use driver::build;
 pub use pool::OF_A_TOKEN;
@@ -46,6 +45,8 @@ pub struct Config {
     pub congestion_control: bool,
     /// Of those that stand ready, each is two circuits with different guards to one exit that carry the same streams (Conflux), where the exit has it.
     pub conflux: bool,
+    /// Encrypt relay cells by CGO (proposal 359) with each relay that has it; needs `congestion_control`.
+    pub cgo: bool,
     /// Circuits tried for one stream.
     pub attempts: usize,
     /// The time that building a circuit may take at first, and at most; then it is learnt.
@@ -89,6 +90,7 @@ impl Default for Config {
             ahead: 1,
             congestion_control: true,
             conflux: true,
+            cgo: true,
             attempts: 3,
             build: Duration::from_secs(60),
             lasts: Duration::from_secs(600),

@@ -1,5 +1,5 @@
 //! One end of a circuit, where streams begin or end: the client's, and the exit's. It knows streams and flow control, not cells on channels and
-//! not layers: relay messages in the clear come in ([`Endpoint::handle_message`]) and go out ([`Endpoint::next_message`], then [`Endpoint::sealed`] with the digest).
+//! not layers: relay messages in the clear come in ([`Endpoint::handle_message`]) and go out ([`Endpoint::next_message`], then [`Endpoint::sealed`] with the tag).
 //! `client` and `relay` drive it; [`io`] is what programs and targets hold. tor-spec "Application connections and stream management".
 //!
 //! Its streams go over one circuit, or over the legs of a Conflux set (`legs`); a driver says on which leg something comes, and asks for what leaves on it.
@@ -20,8 +20,8 @@ use hoplite_wire::cell::{
     conflux::{Link, Nonce},
     onion_service,
     relay::{
-        Begin, End, EndReason, Flags, HEADER, Header, Message, RelayCommand, Resolve, Resolved,
-        Sendme, StreamId, Xoff, Xon,
+        Begin, End, EndReason, Flags, Format, Header, Message, RelayCommand, Resolve, Resolved,
+        Sendme, SendmeTag, StreamId, Xoff, Xon,
     },
 };
 use tokio::time::Instant;
@@ -30,7 +30,7 @@ use crate::{
     channel::CircuitBacklog,
     conflux::{self, Fate, LegId, Side},
     failure,
-    flow_control::{self, Control, Digest, Violation, stream::FlowControlMessage, vegas},
+    flow_control::{self, Control, Violation, stream::FlowControlMessage, vegas},
 };
 use legs::{Coming, Legs};
 use message::Unpredictable;
@@ -223,11 +223,27 @@ impl Endpoint {
         self
     }
 
-    /// Another flow control of a leg, as the handshake agreed on; before the first stream.
-    pub(crate) fn set_control(&mut self, leg: LegId, control: Control) {
+    /// With cells of another format; before the first stream.
+    #[must_use]
+    pub fn with_format(mut self, format: Format) -> Self {
+        self.legs.set_format(format);
+        self
+    }
+
+    /// Another flow control of a leg, and the format of its cells, as the handshake agreed on; before the first stream.
+    ///
+    /// # Errors
+    /// Another leg's cells have another format.
+    pub(crate) fn set(
+        &mut self,
+        leg: LegId,
+        control: Control,
+        format: Format,
+    ) -> Result<(), Broken> {
         self.control = control;
         let outgoing = flow_control::Outgoing::new(control);
         self.legs.set_flow(leg, control, outgoing);
+        self.legs.agree(format)
     }
 
     /// The far end is an onion service now, or, for a service, its client; before the first stream.
@@ -235,6 +251,7 @@ impl Endpoint {
         (self.role, self.control) = (role, control);
         let outgoing = flow_control::Outgoing::to_service(control);
         self.legs.set_flow(LegId::FIRST, control, outgoing);
+        self.legs.set_format(Format::V0);
     }
 
     /// Who is woken when there is something to send on a leg, or to do.
@@ -305,7 +322,13 @@ impl Endpoint {
 
     fn new_stream(&self, half_close: bool) -> Stream {
         let shares = [&self.held, &self.sending].map(Sum::share);
-        Stream::new(self.control, &self.limits, half_close, shares)
+        Stream::new(
+            self.control,
+            self.legs.format(),
+            &self.limits,
+            half_close,
+            shares,
+        )
     }
 
     /// How many cells of a stream may wait to be sent now.
@@ -399,21 +422,21 @@ impl Endpoint {
 // "Closing streams", "Flow control".
 
 impl Endpoint {
-    /// A relay message for this end has come; `digest` is the running digest after its cell.
+    /// A relay message for this end has come, in a cell with this tag.
     ///
     /// # Errors
     /// [`Broken`]: the circuit is to be closed.
     pub fn handle_message(
         &mut self,
         body: BytesMut,
-        digest: Digest,
+        tag: SendmeTag,
         at: Arrival,
     ) -> Result<(), Broken> {
         let fixed: &[u8; cell::BODY] = body.as_ref().try_into().map_err(|_| Malformed("cell"))?;
-        let header = Header::read(fixed);
+        let header = Header::read(self.legs.format(), fixed)?;
         let data = header.data(fixed)?;
         if header.command == RelayCommand::DATA {
-            self.legs.received(at.leg, digest)?;
+            self.legs.received(at.leg, tag)?;
         }
         if conflux::is_of_set(header.command) && self.legs.is_set() {
             return self.legs.linking(header.command, data, at);
@@ -434,7 +457,7 @@ impl Endpoint {
         if header.command == RelayCommand::DATA {
             return self.data(header, body);
         }
-        let data = body.get(HEADER..HEADER + usize::from(header.length));
+        let data = body.get(header.len()..header.len() + usize::from(header.length));
         let data = data.ok_or(Malformed("length of a relay message"))?;
         if header.command == RelayCommand::BEGIN && self.role == Role::Service {
             return self.requested(header, Asked::Port(onion_service::begin(data)?));
@@ -491,7 +514,7 @@ impl Endpoint {
         if at_client && !stream.is_answered() {
             return Err(Broken::Unexpected(RelayCommand::DATA));
         }
-        body.advance(HEADER);
+        body.advance(header.len());
         body.truncate(header.length.into());
         if let Some(say) = stream.receive(body)? {
             self.say_flow(header.stream, say);
@@ -525,11 +548,11 @@ impl Endpoint {
 
     fn sendme(&mut self, id: StreamId, sendme: Sendme, at: Arrival) -> Result<(), Broken> {
         if id == StreamId::CIRCUIT {
-            let digest = match sendme {
-                Sendme::V1(digest) => Some(digest),
+            let tag = match sendme {
+                Sendme::V1(tag) => Some(tag),
                 Sendme::V0 => None,
             };
-            return self.legs.acknowledged(digest, at);
+            return self.legs.acknowledged(tag, at);
         }
         let Some(stream) = self.stream(id) else {
             return self.stray(id, |late, _| late.acknowledged());
@@ -652,7 +675,12 @@ impl Endpoint {
                         stream.leave_turn()
                     }
                     self.unpredictable.sent(body.len());
-                    return Some(message::data(body, StreamId(id), self.random));
+                    return Some(message::data(
+                        self.legs.format(),
+                        body,
+                        StreamId(id),
+                        self.random,
+                    ));
                 }
                 // Only the circuit's window is in the way.
                 Produced::Later => self.turn.push_back(id),
@@ -675,9 +703,9 @@ impl Endpoint {
         None
     }
 
-    /// A message of [`Self::next_message`] that was [`Outbound::counted`] has been given its digest, and leaves.
-    pub fn sealed(&mut self, leg: LegId, digest: Digest, now: Instant) {
-        self.legs.sealed(leg, digest, now);
+    /// A message of [`Self::next_message`] that was [`Outbound::counted`] has been given its tag, and leaves.
+    pub fn sealed(&mut self, leg: LegId, tag: SendmeTag, now: Instant) {
+        self.legs.sealed(leg, tag, now);
     }
 
     fn forget(&mut self, id: u16) {
@@ -736,7 +764,7 @@ impl Endpoint {
     }
 
     fn message(&self, id: StreamId, message: &Message<'_>) -> Outbound {
-        message::control(message, id, self.random)
+        message::control(self.legs.format(), message, id, self.random)
     }
 
     fn fetch(&mut self, id: StreamId) -> Option<Bytes> {

@@ -3,6 +3,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
+use hoplite_wire::cell::relay::SendmeTag;
 use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 
@@ -11,18 +12,15 @@ use vegas::Vegas;
 pub mod stream;
 pub mod vegas;
 
-/// What authenticates an acknowledgement: the running digest after the cell that it acknowledges.
-pub type Digest = [u8; 20];
-
 /// What a peer did that the protocol does not allow; the circuit is closed for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// A SENDME for which no cells had been sent.
     #[error("a SENDME too many")]
     SendmeTooMany,
-    /// A SENDME without the digest of the cell that it acknowledges.
-    #[error("a SENDME with the wrong digest")]
-    WrongDigest,
+    /// A SENDME without the tag of the cell that it acknowledges.
+    #[error("a SENDME with the wrong tag")]
+    WrongTag,
     /// XON or XOFF without congestion control, or without reason.
     #[error("XON or XOFF without reason")]
     Xon,
@@ -47,8 +45,8 @@ pub enum Control {
 #[derive(Debug)]
 pub struct Outgoing {
     window: Window,
-    /// Of the cells whose SENDMEs are still to come, oldest first: their digest and when they left. Bounded by the window.
-    awaited: VecDeque<(Digest, Instant)>,
+    /// Of the cells whose SENDMEs are still to come, oldest first: their tag and when they left. Bounded by the window.
+    awaited: VecDeque<(SendmeTag, Instant)>,
     /// Cells since the last of those.
     since: u32,
 }
@@ -120,8 +118,8 @@ impl Outgoing {
         }
     }
 
-    /// A DATA cell has left; `digest` is the running digest after it.
-    pub fn sent(&mut self, digest: Digest, now: Instant) {
+    /// A DATA cell with this tag has left.
+    pub fn sent(&mut self, tag: SendmeTag, now: Instant) {
         match &mut self.window {
             Window::Fixed(window) => window.sent(),
             Window::Vegas(vegas) => vegas.sent(),
@@ -129,7 +127,7 @@ impl Outgoing {
         self.since = self.since.saturating_add(1);
         if self.since >= self.increment() {
             self.since = 0;
-            self.awaited.push_back((digest, now));
+            self.awaited.push_back((tag, now));
         }
     }
 
@@ -139,16 +137,16 @@ impl Outgoing {
     /// [`Violation`]: the circuit must be closed.
     pub fn acknowledged(
         &mut self,
-        digest: Option<Digest>,
+        tag: Option<SendmeTag>,
         now: Instant,
         blocked: bool,
     ) -> Result<(), Violation> {
         let (expected, at) = self.awaited.pop_front().ok_or(Violation::SendmeTooMany)?;
-        // tor-spec "Circuit-level flow control": a SENDME MUST be version 1, and its digest MUST match.
+        // tor-spec "Circuit-level flow control": a SENDME MUST be version 1, and its tag MUST match.
         // In constant time: who guesses learns nothing by how long it took.
-        let right = digest.is_some_and(|digest| digest.ct_eq(&expected).into());
+        let right = tag.is_some_and(|tag| tag.as_bytes().ct_eq(expected.as_bytes()).into());
         if !right {
-            return Err(Violation::WrongDigest);
+            return Err(Violation::WrongTag);
         }
         match &mut self.window {
             Window::Fixed(window) => window.acknowledged()?,

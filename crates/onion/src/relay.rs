@@ -31,7 +31,7 @@ use crate::{
     endpoint::Limits,
 };
 use circuit::Made;
-pub use circuit::{Forward, RelayCircuit};
+pub use circuit::{Forward, Offers, RelayCircuit};
 pub use driver::serve;
 pub use extend::{Extensions, Refusal};
 pub use handshakes::{Bucket, Creates, Limits as Handshakes, Queue, ReplayCache, Requester};
@@ -42,8 +42,8 @@ pub use onion_service::Config as OnionServicesConfig;
 /// Limits of a relay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Agree to congestion control (proposal 324).
-    pub congestion_control: bool,
+    /// What is agreed to where a client asks for it.
+    pub offers: Offers,
     /// Be the exit of Conflux sets (proposal 329): circuits that carry the same streams.
     pub conflux: bool,
     /// Circuits of one channel; the next is refused with RESOURCELIMIT.
@@ -67,7 +67,10 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            congestion_control: true,
+            offers: Offers {
+                congestion_control: true,
+                cgo: true,
+            },
             conflux: true,
             circuits_per_channel: 16_384,
             circuits: 65_536,

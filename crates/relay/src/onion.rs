@@ -27,7 +27,9 @@ use hoplite_onion::{
     relay::{self, Counters},
 };
 use hoplite_overlay::direct::{Direct, Silence};
-use hoplite_wire::{OnionKey, cell::onion_service::IntroductionRate, tuning::Congestion};
+use hoplite_wire::{
+    OnionKey, Protocols, cell::onion_service::IntroductionRate, tuning::Congestion,
+};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep};
 
@@ -452,7 +454,10 @@ fn limits(settings: &Settings, config: &Config) -> relay::Config {
             waiting: settings.skins_waiting,
             waiting_per_client: settings.skins_waiting_per_client,
         },
-        congestion_control: settings.congestion_control,
+        offers: relay::Offers {
+            congestion_control: settings.congestion_control,
+            cgo: settings.protocols().has(Protocols::CGO),
+        },
         circuits: settings.circuits,
         creates: relay::Creates {
             client: (settings.creates, settings.creates_per_second),

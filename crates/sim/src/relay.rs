@@ -142,7 +142,10 @@ impl Plan {
         let ed25519 = descriptor.descriptor.identity.0;
         let keys = OnionKeys::new(stand_in(&ed25519), ed25519, key, None);
         let config = relay::Config {
-            congestion_control: self.congestion_control,
+            offers: relay::Offers {
+                congestion_control: self.congestion_control,
+                cgo: false,
+            },
             ..relay::Config::default()
         };
         let mut relay = relay::Relay::new(keys, Arc::new(linked), config);

@@ -8,22 +8,21 @@ use std::{
     time::Duration,
 };
 
-use bytes::BytesMut;
 use hoplite_onion::{
-    client::ClientCircuit,
+    client::{Asks, ClientCircuit},
     endpoint::{
         Arrival, Endpoint, HALF_CLOSE, Role,
         io::{Handle, Shared},
     },
-    flow_control::{Control, Digest},
+    flow_control::Control,
     relay::{self, Forward},
 };
 use hoplite_wire::{
-    Target,
+    Protocols, Target,
     cell::{
         Cell, CircuitId, Command,
         circuit::{Create2, Extend2},
-        relay::{self as message, Flags, Header, Message, Sendme, StreamId},
+        relay::{self as message, Flags, Header, Message, Sendme, SendmeTag, StreamId},
     },
 };
 use tokio::{
@@ -31,7 +30,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{Input, KEYS, LIMITS, MOST, body, known, relay_cell, zeros};
+use crate::{Input, KEYS, LIMITS, MOST, Said, known, relay_cell, zeros};
 
 const TARGETS: [&str; 3] = ["192.0.2.7:80", "[2001:db8::7]:443", "site.example:443"];
 
@@ -40,11 +39,11 @@ struct Client {
     shared: Arc<Shared>,
     handles: Vec<Handle>,
     relays: Vec<relay::RelayCircuit>,
-    congestion_control: bool,
+    offers: relay::Offers,
     control: Control,
-    /// DATA cells that came since the last that is to be acknowledged, and the digests of those.
+    /// DATA cells that came since the last that is to be acknowledged, and the tags of those.
     since: u32,
-    due: VecDeque<Digest>,
+    due: VecDeque<SendmeTag>,
     now: Instant,
     open: bool,
 }
@@ -63,14 +62,27 @@ pub(crate) fn run(who: u8, input: &mut Input<'_>) {
 impl Client {
     fn new(who: u8) -> Self {
         let hops = 1 + usize::from(who % 3);
-        let path = (0..hops).map(|n| known(n, who & 4 == 0)).collect();
-        let circuit = ClientCircuit::new(CircuitId::new(1), path, true, zeros);
+        let offers = relay::Offers {
+            congestion_control: who & 8 == 0,
+            cgo: who & 24 == 0,
+        };
+        // A relay says no more than is true; every second one says nothing.
+        let protocols = |n: usize| match offers.cgo && (n + usize::from(who >> 5)).is_multiple_of(2) {
+            true => Protocols::CGO,
+            false => Protocols::NONE,
+        };
+        let relays = (0..hops).map(|n| known(n, who & 4 == 0, protocols(n)));
+        let asks = Asks {
+            congestion_control: true,
+            cgo: true,
+        };
+        let circuit = ClientCircuit::new(CircuitId::new(1), relays.collect(), asks, zeros);
         Self {
             circuit: circuit.expect("a path"),
             shared: Shared::new(Endpoint::new(Role::Client, Control::Fixed, LIMITS, zeros)),
             handles: Vec::new(),
             relays: Vec::new(),
-            congestion_control: who & 8 == 0,
+            offers,
             control: Control::Fixed,
             since: 0,
             due: VecDeque::new(),
@@ -85,7 +97,7 @@ impl Client {
             1 => self.build(),
             2 => drop(self.hear((input.byte(), input.byte()))),
             3 => input.cell().into_iter().for_each(|cell| self.tell(cell)),
-            4 => self.say(input.byte(), input.body()),
+            4 => self.say(input.byte(), &input.said()),
             5 => self.flood(input),
             6 => self.acknowledge(),
             7 => self.begin(input.byte()),
@@ -132,8 +144,8 @@ impl Client {
                 .expect("a client keeps to the protocol")
             {
                 Forward::Next(next) => cell = next,
-                Forward::Here(cell, digest) => {
-                    self.heard(hop, cell, digest, change);
+                Forward::Here(cell, tag) => {
+                    self.heard(hop, cell, tag, change);
                     return Some(());
                 }
             }
@@ -141,30 +153,23 @@ impl Client {
         unreachable!("a cell for nobody");
     }
 
-    fn heard(&mut self, hop: usize, mut cell: Cell, digest: Digest, change: (u8, u8)) {
+    fn heard(&mut self, hop: usize, mut cell: Cell, tag: SendmeTag, change: (u8, u8)) {
         let body = cell.fixed().expect("a body");
-        let header = Header::read(body);
+        let header = Header::read(self.relays[hop].format(), body);
+        let header = header.expect("a client keeps to the protocol");
         let data = header.data(body).expect("it fits");
         match header.command {
             message::RelayCommand::EXTEND2 => {
                 let extend = Extend2::parse(data).expect("as it should be");
                 let created = changed(self.join(&extend.create), change);
-                let length = created.len();
-                self.originate(
-                    hop,
-                    crate::body(
-                        message::RelayCommand::EXTENDED2,
-                        StreamId::CIRCUIT,
-                        length,
-                        &created,
-                    ),
-                );
+                let command = message::RelayCommand::EXTENDED2;
+                self.originate(hop, &Said::new(command, StreamId::CIRCUIT, &created));
             }
             message::RelayCommand::DATA => {
                 self.since += 1;
                 if self.since == self.control.increment() {
                     self.since = 0;
-                    self.due.push_back(digest);
+                    self.due.push_back(tag);
                 }
             }
             _ => {}
@@ -173,20 +178,21 @@ impl Client {
 
     fn join(&mut self, create: &Create2<'_>) -> Vec<u8> {
         let made =
-            relay::RelayCircuit::create(&KEYS[self.relays.len()], create, self.congestion_control);
+            relay::RelayCircuit::create(&KEYS[self.relays.len()], create, self.offers);
         let (relay, control, created) = made.expect("a client's handshake is good");
         self.relays.push(relay);
         self.control = control;
         created
     }
 
-    fn say(&mut self, hop: u8, body: BytesMut) {
+    fn say(&mut self, hop: u8, said: &Said) {
         if !self.relays.is_empty() {
-            self.originate(usize::from(hop) % self.relays.len(), body);
+            self.originate(usize::from(hop) % self.relays.len(), said);
         }
     }
 
-    fn originate(&mut self, hop: usize, body: BytesMut) {
+    fn originate(&mut self, hop: usize, said: &Said) {
+        let body = said.body(self.relays[hop].format());
         let mut cell = relay_cell(Command::RELAY, body);
         self.relays[hop].originate(&mut cell).expect("a body");
         for relay in self.relays[..hop].iter_mut().rev() {
@@ -214,25 +220,18 @@ impl Client {
     fn flood(&mut self, input: &mut Input<'_>) {
         let (stream, count, length) = (input.byte(), input.byte(), input.byte());
         let data = vec![7; usize::from(length)];
+        let said = Said::new(message::RelayCommand::DATA, StreamId(stream.into()), &data);
         for _ in 0..u16::from(count) * 4 {
             if let (true, Some(last)) = (self.open, self.relays.len().checked_sub(1)) {
-                self.originate(
-                    last,
-                    body(
-                        message::RelayCommand::DATA,
-                        StreamId(stream.into()),
-                        data.len(),
-                        &data,
-                    ),
-                );
+                self.originate(last, &said);
             }
         }
     }
 
     /// A SENDME that is due, or one that is not.
     fn acknowledge(&mut self) {
-        let digest = self.due.pop_front().unwrap_or([9; 20]);
-        self.from_last(0, &Message::Sendme(Sendme::V1(digest)));
+        let tag = self.due.pop_front().unwrap_or(SendmeTag::Tor1([9; 20]));
+        self.from_last(0, &Message::Sendme(Sendme::V1(tag)));
     }
 
     fn answer(&mut self, stream: u8) {
@@ -246,15 +245,8 @@ impl Client {
         let Some(last) = self.relays.len().checked_sub(1) else {
             return;
         };
-        self.originate(
-            last,
-            body(
-                message.command(),
-                StreamId(stream.into()),
-                data.len(),
-                &data,
-            ),
-        );
+        let stream = StreamId(stream.into());
+        self.originate(last, &Said::new(message.command(), stream, &data));
     }
 
     fn begin(&mut self, what: u8) {

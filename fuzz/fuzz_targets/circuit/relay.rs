@@ -9,21 +9,26 @@ use std::{
     time::Duration,
 };
 
-use bytes::BytesMut;
-use hoplite_crypto::onion::{ntor3, tor1::ClientLayers};
+use hoplite_crypto::onion::{
+    layers::{ClientLayers, RelayCrypto},
+    ntor3,
+};
 use hoplite_onion::{
     channel::{self, Channel, Dialer, Waiting, memory},
-    flow_control::Digest,
     path,
     relay::{self, Config, Policy, Relay, serve},
 };
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Stream, Terms};
 use hoplite_wire::{
-    Target,
+    Protocols, Target,
     cell::{
         Cell, Command,
-        circuit::{ClientExtensions, Create2, Created2, DestroyReason, Extend2, HandshakeType},
-        relay::{self as message, Begin, Flags, Header, Message, Resolve, Sendme, StreamId},
+        circuit::{
+            ClientExtensions, Create2, Created2, DestroyReason, Extend2, HandshakeType, Subprotocol,
+        },
+        relay::{
+            self as message, Begin, Flags, Header, Message, Resolve, Sendme, SendmeTag, StreamId,
+        },
     },
 };
 use tokio::{
@@ -32,7 +37,7 @@ use tokio::{
     time::{advance, timeout},
 };
 
-use crate::{Input, KEYS, LIMITS, body, known, relay_cell};
+use crate::{Input, KEYS, LIMITS, Said, known, relay_cell};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -71,13 +76,14 @@ struct Hostile {
     dialled: Arc<Dialled>,
     targets: Arc<Targets>,
     congestion_control: bool,
+    crypto: RelayCrypto,
     circuit: Option<channel::CircuitEnds>,
     layers: ClientLayers,
     handshake: Option<ntor3::ClientState>,
     next: Option<(channel::CircuitEnds, Option<relay::RelayCircuit>)>,
-    /// DATA cells that came since the last that is to be acknowledged, and the digests of those.
+    /// DATA cells that came since the last that is to be acknowledged, and the tags of those.
     since: u32,
-    due: VecDeque<Digest>,
+    due: VecDeque<SendmeTag>,
 }
 
 impl Hostile {
@@ -104,6 +110,10 @@ impl Hostile {
             dialled,
             targets,
             congestion_control: who & 1 == 0,
+            crypto: match who & 9 {
+                8 => RelayCrypto::Cgo,
+                _ => RelayCrypto::Tor1,
+            },
             circuit: None,
             layers: ClientLayers::new(),
             handshake: None,
@@ -117,14 +127,14 @@ impl Hostile {
         match what % 16 {
             0 => self.create().await,
             1 => self.send_raw(input.cell()).await,
-            2 => self.say(input.byte(), input.body()),
+            2 => self.say(input.byte(), &input.said()),
             3 => self.extend(input.byte()),
             4 => self.join().await,
             5 => input
                 .cell()
                 .into_iter()
                 .for_each(|cell| self.send_back(cell)),
-            6 => self.say_back(input.body()),
+            6 => self.say_back(&input.said()),
             7 => self.flood(input),
             8 => self.acknowledge(),
             9 => self.begin(input.byte(), input.byte()),
@@ -164,7 +174,10 @@ impl Hostile {
     fn skin(&mut self, n: usize) -> Vec<u8> {
         let extensions = ClientExtensions {
             congestion_control: self.congestion_control,
-            ..ClientExtensions::default()
+            subprotocols: match self.crypto {
+                RelayCrypto::Tor1 => Vec::new(),
+                RelayCrypto::Cgo => vec![Subprotocol::CGO],
+            },
         };
         let mut message = Vec::new();
         extensions.write(&mut message);
@@ -180,17 +193,19 @@ impl Hostile {
     }
 
     /// The low bits say which hop it is for, and whether in RELAY_EARLY.
-    fn say(&mut self, how: u8, mut body: BytesMut) {
+    fn say(&mut self, how: u8, said: &Said) {
         let Some(hop) = usize::from(how >> 1).checked_rem(self.layers.len()) else {
             return;
         };
-        let fixed = body.as_mut().try_into().expect("a body");
-        self.layers.encrypt_for(hop, fixed).expect("a hop");
         let command = if how & 1 == 0 {
             Command::RELAY
         } else {
             Command::RELAY_EARLY
         };
+        let mut body = said.body(self.layers.format(hop));
+        let fixed = body.as_mut().try_into().expect("a body");
+        let tag = self.layers.encrypt_for(hop, command, fixed);
+        tag.expect("a hop");
         self.send(relay_cell(command, body));
     }
 
@@ -201,20 +216,13 @@ impl Hostile {
             data: &skin,
         };
         let extend = Extend2 {
-            specifiers: known(1, true).specifiers(),
+            specifiers: known(1, true, Protocols::NONE).specifiers(),
             create,
         };
         let mut data = Vec::new();
         extend.write(&mut data);
-        self.say(
-            how,
-            body(
-                message::RelayCommand::EXTEND2,
-                StreamId::CIRCUIT,
-                data.len(),
-                &data,
-            ),
-        );
+        let command = message::RelayCommand::EXTEND2;
+        self.say(how, &Said::new(command, StreamId::CIRCUIT, &data));
     }
 
     /// The next relay answers a circuit that has been extended to it.
@@ -227,7 +235,11 @@ impl Hostile {
         };
         let made = take(&mut circuit).and_then(|cell| {
             let create = Create2::parse(&cell.body).ok()?;
-            relay::RelayCircuit::create(&KEYS[1], &create, self.congestion_control).ok()
+            let offers = relay::Offers {
+                congestion_control: self.congestion_control,
+                cgo: true,
+            };
+            relay::RelayCircuit::create(&KEYS[1], &create, offers).ok()
         });
         let hop = made.map(|(hop, _, created)| {
             let cell = Cell::new(circuit.id, Command::CREATED2, |out| {
@@ -245,9 +257,9 @@ impl Hostile {
             .for_each(|(circuit, _)| send(circuit, cell.clone()));
     }
 
-    fn say_back(&mut self, body: BytesMut) {
+    fn say_back(&mut self, said: &Said) {
         if let Some((circuit, Some(hop))) = &mut self.next {
-            let mut cell = relay_cell(Command::RELAY, body);
+            let mut cell = relay_cell(Command::RELAY, said.body(hop.format()));
             hop.originate(&mut cell).expect("a body");
             send(circuit, cell);
         }
@@ -256,23 +268,14 @@ impl Hostile {
     fn flood(&mut self, input: &mut Input<'_>) {
         let (stream, count, length) = (input.byte(), input.byte(), input.byte());
         let data = vec![7; usize::from(length)];
-        for _ in 0..count {
-            self.say(
-                0,
-                body(
-                    message::RelayCommand::DATA,
-                    StreamId(stream.into()),
-                    data.len(),
-                    &data,
-                ),
-            );
-        }
+        let said = Said::new(message::RelayCommand::DATA, StreamId(stream.into()), &data);
+        (0..count).for_each(|_| self.say(0, &said));
     }
 
     /// A SENDME that is due, or one that is not.
     fn acknowledge(&mut self) {
-        let digest = self.due.pop_front().unwrap_or([9; 20]);
-        self.tell(0, &Message::Sendme(Sendme::V1(digest)));
+        let tag = self.due.pop_front().unwrap_or(SendmeTag::Tor1([9; 20]));
+        self.tell(0, &Message::Sendme(Sendme::V1(tag)));
     }
 
     fn begin(&mut self, stream: u8, what: u8) {
@@ -296,15 +299,8 @@ impl Hostile {
     fn tell(&mut self, stream: u8, message: &Message<'_>) {
         let mut data = Vec::new();
         message.write(&mut data);
-        self.say(
-            0,
-            body(
-                message.command(),
-                StreamId(stream.into()),
-                data.len(),
-                &data,
-            ),
-        );
+        let stream = StreamId(stream.into());
+        self.say(0, &Said::new(message.command(), stream, &data));
     }
 
     fn target<T>(
@@ -364,30 +360,32 @@ impl Hostile {
         };
         let finished = (self.handshake.take()).map(|state| state.finish(created.data));
         if let Some(Ok((_, seed))) = finished {
-            self.layers.push(&seed).ok();
+            self.layers.push(&seed, self.crypto).ok();
         }
     }
 
     fn heard(&mut self, mut cell: Cell) {
         let fixed = cell.fixed().expect("a body");
         // Of what the next relay makes up there need be no layer.
-        let Some((_, digest)) = self.layers.decrypt(fixed) else {
+        let Some((hop, tag)) = self.layers.decrypt(fixed) else {
             return;
         };
-        let header = Header::read(fixed);
+        let Ok(header) = Header::read(self.layers.format(hop), fixed) else {
+            return;
+        };
         let Ok(data) = header.data(fixed) else { return };
         match header.command {
             message::RelayCommand::EXTENDED2 => self.joined(data),
-            message::RelayCommand::DATA => self.count(digest),
+            message::RelayCommand::DATA => self.count(tag),
             _ => {}
         }
     }
 
-    fn count(&mut self, digest: Digest) {
+    fn count(&mut self, tag: SendmeTag) {
         self.since += 1;
         if self.since == if self.congestion_control { 31 } else { 100 } {
             self.since = 0;
-            self.due.push_back(digest);
+            self.due.push_back(tag);
         }
     }
 

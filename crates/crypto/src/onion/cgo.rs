@@ -40,6 +40,9 @@ const STATE: usize = 5 * BLOCK;
 /// setting these bits.
 const RENEWAL: u8 = 31;
 
+/// Bytes of a handshake's seed that the keys of a layer take.
+pub(super) const KEYS: usize = 2 * STATE;
+
 type Block = [u8; BLOCK];
 type State = Zeroizing<[u8; STATE]>;
 
@@ -148,7 +151,7 @@ impl fmt::Debug for ClientLayer {
 
 /// Forward, backward.
 fn directions<B: BlockCipher>(seed: &Seed) -> Result<(Direction<B>, Direction<B>), Refused> {
-    let mut bytes = Zeroizing::new([0; 2 * STATE]);
+    let mut bytes = Zeroizing::new([0; KEYS]);
     seed.fill(bytes.as_mut_slice())?;
     let (forward, backward) = bytes.split_first_chunk().ok_or(Refused::System)?;
     let backward = backward.first_chunk().ok_or(Refused::System)?;

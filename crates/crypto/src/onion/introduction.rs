@@ -42,12 +42,15 @@ pub fn establish(
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Seed, *};
+    use super::{
+        super::{Seed, layers::RelayCrypto},
+        *,
+    };
     use zeroize::Zeroizing;
 
     fn nonce(byte: u8) -> CircuitNonce {
         let seed = Seed::rfc5869(Zeroizing::new([byte; 32]), b"of this test");
-        CircuitNonce::draw(&seed).expect("a nonce")
+        CircuitNonce::draw(&seed, RelayCrypto::Tor1).expect("a nonce")
     }
 
     #[test]

@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 
 #[cfg(test)]
 pub(super) use self::tests::SMALL_ORDER;
-use super::{Refused, identity::stand_in};
+use super::{Refused, identity::stand_in, layers::RelayCrypto};
 
 /// What a client knows of a relay when it extends a circuit to it. All of it is public.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -290,13 +290,13 @@ impl Seed {
 pub struct CircuitNonce(Zeroizing<[u8; 20]>);
 
 impl CircuitNonce {
-    /// Behind the keys of the relay's layer.
+    /// Behind the keys of the relay's layer, which has this encryption.
     ///
     /// # Errors
     /// [`Refused::System`].
-    pub fn draw(seed: &Seed) -> Result<Self, Refused> {
-        let mut bytes = Zeroizing::new([0; 92]);
-        seed.fill(bytes.as_mut_slice())?;
+    pub fn draw(seed: &Seed, crypto: RelayCrypto) -> Result<Self, Refused> {
+        let mut bytes = Zeroizing::new(vec![0; crypto.keys() + 20]);
+        seed.fill(&mut bytes)?;
         let nonce = bytes.last_chunk().ok_or(Refused::System)?;
         Ok(Self(Zeroizing::new(*nonce)))
     }

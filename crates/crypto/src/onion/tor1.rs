@@ -1,5 +1,5 @@
 //! The layers of relay cells: each relay of a circuit takes one off, or puts one on, and recognises the cells that are meant for it.
-//! A circuit has a [`RelayLayer`] at a relay and [`ClientLayers`] at its client. In place, without allocation.
+//! A layer is a [`RelayLayer`] at a relay and a [`ClientLayer`] at the client. In place, without allocation.
 //! tor-spec, "Relay cell processing" ("tor1"): AES-128-CTR from a counter of zero, and a running SHA-1 in the cell's digest field. Between a client
 //! and an onion service it is AES-256 and SHA3-256: rend-spec-v3, "Encrypting data between client and host".
 //!
@@ -21,8 +21,8 @@ use zeroize::{Zeroize, Zeroizing};
 
 use super::{Refused, Seed};
 
-/// The relays that a circuit of ours may have.
-pub const MAX_HOPS: usize = 8;
+/// Bytes of a handshake's seed that the keys of a relay's layer take.
+pub(super) const KEYS: usize = 2 * (<Sha1 as Hash>::SEED + <Sha1 as Hash>::KEY);
 
 /// The running digest after a cell, as an authenticated SENDME repeats it (tor-spec, "Flow control": SENDME version 1): all of a SHA-1, the first 20
 /// bytes of a SHA3-256.
@@ -35,83 +35,6 @@ pub enum Party {
     Client,
     /// The service: it sends backward.
     Service,
-}
-
-/// A client's end of the layers of one circuit. Hops are counted from 0, the guard.
-#[derive(Default)]
-pub struct ClientLayers(Vec<ClientLayer>);
-
-impl ClientLayers {
-    /// No hop yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Adds the layer of the next hop.
-    ///
-    /// # Errors
-    /// [`Refused::System`]; [`Refused::Unacceptable`]: there are [`MAX_HOPS`] already, or an onion service's.
-    pub fn push(&mut self, seed: &Seed) -> Result<(), Refused> {
-        let behind_service = matches!(self.0.last(), Some(ClientLayer::Service(_)));
-        if self.0.len() >= MAX_HOPS || behind_service {
-            return Err(Refused::Unacceptable);
-        }
-        self.0.push(ClientLayer::relay(&Keys::draw::<Sha1>(seed)?)?);
-        Ok(())
-    }
-
-    /// Adds the layer between a client and an onion service, behind all relays; `own` says which of them has these layers.
-    ///
-    /// # Errors
-    /// [`Refused::System`]; [`Refused::Unacceptable`]: there is one already.
-    pub fn push_service(&mut self, seed: &Seed, own: Party) -> Result<(), Refused> {
-        if matches!(self.0.last(), Some(ClientLayer::Service(_))) {
-            return Err(Refused::Unacceptable);
-        }
-        let layer = ClientLayer::service(&Keys::draw::<Sha3>(seed)?, own)?;
-        self.0.push(layer);
-        Ok(())
-    }
-
-    /// How many hops there are.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether there is no hop.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Forgets the hops behind the first `hops`: the circuit was truncated.
-    pub fn truncate(&mut self, hops: usize) {
-        self.0.truncate(hops);
-    }
-
-    /// Makes a cell for `hop` out of a body in the clear: sets its recognized and digest fields, and enciphers it for each hop on the way.
-    /// `None`, and nothing done, if there is no such hop.
-    pub fn encrypt_for(&mut self, hop: usize, body: &mut [u8; BODY]) -> Option<Digest> {
-        let (target, before) = self.0.get_mut(..=hop)?.split_last_mut()?;
-        let digest = target.originate(body);
-        for layer in before.iter_mut().rev() {
-            layer.forward(body);
-        }
-        Some(digest)
-    }
-
-    /// Deciphers a cell that came: which hop said it, and the digest after it. `None`: nobody did, and the circuit is to be closed.
-    pub fn decrypt(&mut self, body: &mut [u8; BODY]) -> Option<(usize, Digest)> {
-        let layers = self.0.iter_mut().enumerate();
-        layers
-            .map(|(hop, layer)| Some((hop, layer.backward(body)?)))
-            .find_map(|found| found)
-    }
-}
-
-impl fmt::Debug for ClientLayers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ClientLayers({} hops)", self.0.len())
-    }
 }
 
 // One relay's layer, at the relay's end and at the client's.
@@ -216,7 +139,7 @@ impl fmt::Debug for RelayLayer {
 }
 
 /// The client's end of one layer.
-enum ClientLayer {
+pub(super) enum ClientLayer {
     /// With a relay.
     Relay(Ends<Sha1>),
     /// Between client and onion service, at either of them.
@@ -224,20 +147,31 @@ enum ClientLayer {
 }
 
 /// What leaves, and what comes.
-struct Ends<H> {
+pub(super) struct Ends<H> {
     outgoing: Direction<H>,
     incoming: Direction<H>,
 }
 
 impl ClientLayer {
-    fn relay(keys: &Keys) -> Result<Self, Refused> {
+    /// The layer of a relay that a handshake's seed gives.
+    ///
+    /// # Errors
+    /// [`Refused::System`].
+    pub(super) fn relay(seed: &Seed) -> Result<Self, Refused> {
+        Self::relay_of(&Keys::draw::<Sha1>(seed)?)
+    }
+
+    fn relay_of(keys: &Keys) -> Result<Self, Refused> {
         let (outgoing, incoming) = keys.directions()?;
         Ok(Self::Relay(Ends { outgoing, incoming }))
     }
 
     /// "The client encrypts with Kf and decrypts with Kb; the service host does the opposite."
-    fn service(keys: &Keys, own: Party) -> Result<Self, Refused> {
-        let (forward, backward) = keys.directions()?;
+    ///
+    /// # Errors
+    /// [`Refused::System`].
+    pub(super) fn service(seed: &Seed, own: Party) -> Result<Self, Refused> {
+        let (forward, backward) = Keys::draw::<Sha3>(seed)?.directions()?;
         let (outgoing, incoming) = match own {
             Party::Client => (forward, backward),
             Party::Service => (backward, forward),
@@ -246,7 +180,7 @@ impl ClientLayer {
     }
 
     /// A cell for this hop.
-    fn originate(&mut self, body: &mut [u8; BODY]) -> Digest {
+    pub(super) fn originate(&mut self, body: &mut [u8; BODY]) -> Digest {
         match self {
             Self::Relay(ends) => ends.outgoing.originate(body),
             Self::Service(ends) => ends.outgoing.originate(body),
@@ -254,7 +188,7 @@ impl ClientLayer {
     }
 
     /// A cell for a hop behind this one.
-    fn forward(&mut self, body: &mut [u8; BODY]) {
+    pub(super) fn forward(&mut self, body: &mut [u8; BODY]) {
         match self {
             Self::Relay(ends) => ends.outgoing.stream.apply(body),
             Self::Service(ends) => ends.outgoing.stream.apply(body),
@@ -262,7 +196,7 @@ impl ClientLayer {
     }
 
     /// A cell that came: with a digest if this hop said it.
-    fn backward(&mut self, body: &mut [u8; BODY]) -> Option<Digest> {
+    pub(super) fn backward(&mut self, body: &mut [u8; BODY]) -> Option<Digest> {
         match self {
             Self::Relay(ends) => ends.incoming.recognise(body),
             Self::Service(ends) => ends.incoming.recognise(body),
@@ -274,7 +208,7 @@ impl ClientLayer {
 // tor-spec, "Relay cells": the digest covers "all data destined for this hop", with the digest field itself zero.
 
 /// A hash, and the cipher that goes with it.
-trait Hash: Clone {
+pub(super) trait Hash: Clone {
     /// Bytes that a running digest begins with (`HASH_LEN`).
     const SEED: usize;
     /// Bytes of the cipher's key (`KEY_LEN`).
@@ -307,7 +241,7 @@ impl Hash for Sha1 {
 
 /// SHA3-256, for the layer between client and onion service.
 #[derive(Clone)]
-struct Sha3(Context);
+pub(super) struct Sha3(Context);
 
 impl Hash for Sha3 {
     const SEED: usize = 32;

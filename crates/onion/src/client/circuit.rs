@@ -9,17 +9,22 @@ use std::{collections::VecDeque, fmt};
 
 use bytes::BytesMut;
 use hoplite_crypto::onion::{
-    CircuitNonce, Seed, hs_ntor, ntor, ntor3,
-    tor1::{ClientLayers, Party},
+    CircuitNonce, Seed, hs_ntor,
+    layers::{ClientLayers, RelayCrypto},
+    ntor, ntor3,
+    tor1::Party,
 };
 use hoplite_overlay::{Error, ErrorKind};
-use hoplite_wire::cell::{
-    self, Cell, CircuitId, Command, Malformed,
-    circuit::{
-        ClientExtensions, Create2, Created2, DestroyReason, Extend2, HandshakeType,
-        ServerExtensions,
+use hoplite_wire::{
+    Protocols,
+    cell::{
+        self, Cell, CircuitId, Command, Malformed,
+        circuit::{
+            ClientExtensions, Create2, Created2, DestroyReason, Extend2, HandshakeType,
+            ServerExtensions, Subprotocol,
+        },
+        relay::{self, Header, RelayCommand, StreamId},
     },
-    relay::{self, Header, RelayCommand, StreamId},
 };
 use tokio::time::Instant;
 
@@ -51,13 +56,22 @@ pub enum Progress {
     Met,
 }
 
+/// What a client asks of relays that have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asks {
+    /// Congestion control (proposal 324) with the last one.
+    pub congestion_control: bool,
+    /// CGO (proposal 359). It needs congestion control, as its cells have no SENDME of a stream; so it is not asked for without.
+    pub cgo: bool,
+}
+
 /// One circuit of a client.
 pub struct ClientCircuit {
     id: CircuitId,
     path: Vec<Relay>,
     layers: ClientLayers,
     handshake: Option<Handshake>,
-    congestion_control: bool,
+    asks: Asks,
     early: u8,
     /// The hop behind the one that has lost it.
     truncated: Option<usize>,
@@ -75,8 +89,15 @@ pub struct ClientCircuit {
 
 enum Handshake {
     Ntor(ntor::ClientState),
-    /// And whether congestion control was asked for.
-    Ntor3(ntor3::ClientState, bool),
+    /// And what was asked for.
+    Ntor3(ntor3::ClientState, Asks),
+}
+
+/// What a handshake has led to.
+struct Agreed {
+    seed: Seed,
+    control: Control,
+    crypto: RelayCrypto,
 }
 
 impl ClientCircuit {
@@ -87,7 +108,7 @@ impl ClientCircuit {
     pub fn new(
         id: CircuitId,
         path: Vec<Relay>,
-        congestion_control: bool,
+        asks: Asks,
         random: fn(&mut [u8]),
     ) -> Result<Self, Error> {
         if path.is_empty() || path.len() > MOST_HOPS {
@@ -99,7 +120,7 @@ impl ClientCircuit {
             path,
             layers: ClientLayers::new(),
             handshake: None,
-            congestion_control,
+            asks,
             early: EARLY,
             truncated: None,
             out: VecDeque::new(),
@@ -199,9 +220,10 @@ impl ClientCircuit {
         let message = endpoint.next_message(self.leg)?;
         let mut cell = self.cell(message.body);
         let last = self.layers.len().checked_sub(1)?;
-        let digest = self.layers.encrypt_for(last, cell.fixed().ok()?)?;
+        let command = cell.command;
+        let tag = self.layers.encrypt_for(last, command, cell.fixed().ok()?)?;
         if message.counted {
-            endpoint.sealed(self.leg, digest, now);
+            endpoint.sealed(self.leg, tag, now);
         }
         Some(cell)
     }
@@ -219,12 +241,23 @@ impl ClientCircuit {
     /// # Errors
     /// It does not fit a cell: a bug.
     pub fn say(&mut self, command: RelayCommand, data: &[u8]) -> Result<(), Error> {
-        let mut cell = self.cell(BytesMut::zeroed(cell::BODY));
+        let cell = self.cell(BytesMut::zeroed(cell::BODY));
+        self.put(cell, self.path.len().saturating_sub(1), command, data)
+    }
+
+    /// Has a message of the circuit sent to `hop` in this cell.
+    fn put(
+        &mut self,
+        mut cell: Cell,
+        hop: usize,
+        command: RelayCommand,
+        data: &[u8],
+    ) -> Result<(), Error> {
+        let (format, of_cell) = (self.layers.format(hop), cell.command);
         let body = cell.fixed().map_err(ours)?;
-        let padding = relay::write(body, command, StreamId::CIRCUIT, data);
+        let padding = relay::write(format, body, command, StreamId::CIRCUIT, data);
         (self.random)(padding.map_err(ours)?);
-        let last = self.path.len().saturating_sub(1);
-        self.layers.encrypt_for(last, body);
+        self.layers.encrypt_for(hop, of_cell, body);
         self.out.push_back(cell);
         Ok(())
     }
@@ -278,9 +311,9 @@ impl ClientCircuit {
         let fixed: &mut [u8; cell::BODY] = (body.as_mut().try_into())
             .map_err(|_| failure::broken(Malformed("length of a cell")))?;
         let found = self.layers.decrypt(fixed);
-        let (hop, digest) =
+        let (hop, tag) =
             found.ok_or_else(|| failure::broken(Malformed("relay cell, which no hop has sent")))?;
-        let header = Header::read(fixed);
+        let header = Header::read(self.layers.format(hop), fixed).map_err(failure::broken)?;
         let last = hop + 1 == self.layers.len();
         match header.command {
             RelayCommand::TRUNCATED if hop < self.path.len() => {
@@ -301,7 +334,7 @@ impl ClientCircuit {
                 self.heard(command, data, endpoint)
             }
             _ if last && self.is_built() => {
-                let handled = endpoint.handle_message(body, digest, at);
+                let handled = endpoint.handle_message(body, tag, at);
                 handled.map(|()| Progress::None).map_err(failure::broken)
             }
             command => Err(failure::broken(Broken::Unexpected(command))),
@@ -343,16 +376,20 @@ impl ClientCircuit {
         let handshake = self.handshake.take();
         let handshake =
             handshake.ok_or_else(|| failure::broken(Malformed("answer that nobody asked for")))?;
-        let (seed, control) = handshake.finish(reply)?;
-        self.layers.push(&seed).map_err(failure::broken)?;
+        let agreed = handshake.finish(reply)?;
+        let pushed = self.layers.push(&agreed.seed, agreed.crypto);
+        pushed.map_err(failure::broken)?;
         if !self.is_built() {
             self.extend()?;
             return Ok(Progress::None);
         }
         if self.talks {
-            self.nonce = Some(CircuitNonce::draw(&seed).map_err(ours)?);
+            let nonce = CircuitNonce::draw(&agreed.seed, agreed.crypto);
+            self.nonce = Some(nonce.map_err(ours)?);
         }
-        endpoint.set_control(self.leg, control);
+        let format = agreed.crypto.format();
+        let set = endpoint.set(self.leg, agreed.control, format);
+        set.map_err(failure::broken)?;
         Ok(Progress::Built)
     }
 
@@ -381,19 +418,12 @@ impl ClientCircuit {
         let mut message = Vec::with_capacity(cell::DATA);
         extend.write(&mut message);
         let mut cell = self.cell(BytesMut::zeroed(cell::BODY));
-        let body = cell.fixed().map_err(ours)?;
-        let command = RelayCommand::EXTEND2;
-        let padding = relay::write(body, command, StreamId::CIRCUIT, &message).map_err(ours)?;
-        (self.random)(padding);
         // "When speaking to an OR, EXTEND2 MUST be in a RELAY_EARLY cell."
         cell.command = Command::RELAY_EARLY;
-        let body = cell.fixed().map_err(ours)?;
-        self.layers.encrypt_for(last, body);
-        self.out.push_back(cell);
-        Ok(())
+        self.put(cell, last, RelayCommand::EXTEND2, &message)
     }
 
-    /// ntor-v3 with what is wished of the last hop, ntor where the relay has no v3.
+    /// ntor-v3 with what is asked of this hop, ntor where the relay has no v3.
     fn begin_handshake(&mut self) -> Result<(HandshakeType, Vec<u8>), Error> {
         let hop = self.layers.len();
         let Some(relay) = self.path.get(hop) else {
@@ -402,16 +432,16 @@ impl ClientCircuit {
                 "building a circuit beyond its path",
             ));
         };
-        let last = hop + 1 == self.path.len();
         if !relay.ntor3 {
             let (state, data) = ntor::client(&relay.keys).map_err(ours)?;
             self.handshake = Some(Handshake::Ntor(state));
             return Ok((HandshakeType::NTOR, data));
         }
-        let asked = last && self.congestion_control && relay.congestion_control;
+        let asked = self.asks.of(relay, hop + 1 == self.path.len());
+        let cgo = asked.cgo.then_some(Subprotocol::CGO);
         let extensions = ClientExtensions {
-            congestion_control: asked,
-            ..ClientExtensions::default()
+            congestion_control: asked.congestion_control,
+            subprotocols: cgo.into_iter().collect(),
         };
         let mut message = Vec::new();
         extensions.write(&mut message);
@@ -421,27 +451,54 @@ impl ClientCircuit {
     }
 }
 
+impl Asks {
+    /// What is asked of this relay.
+    fn of(self, relay: &Relay, last: bool) -> Self {
+        let control = self.congestion_control && relay.congestion_control;
+        let cgo = self.cgo && control && relay.protocols.has(Protocols::CGO);
+        Self {
+            // A relay in the middle has no streams; there it goes with CGO alone.
+            congestion_control: control && (last || cgo),
+            cgo,
+        }
+    }
+}
+
 impl Handshake {
-    fn finish(self, reply: &[u8]) -> Result<(Seed, Control), Error> {
+    fn finish(self, reply: &[u8]) -> Result<Agreed, Error> {
         let (state, asked) = match self {
             Self::Ntor(state) => {
-                let seed = state.finish(reply).map_err(failure::broken)?;
-                return Ok((seed, Control::Fixed));
+                return Ok(Agreed {
+                    seed: state.finish(reply).map_err(failure::broken)?,
+                    control: Control::Fixed,
+                    crypto: RelayCrypto::Tor1,
+                });
             }
             Self::Ntor3(state, asked) => (state, asked),
         };
         let (message, seed) = state.finish(reply).map_err(failure::broken)?;
         let extensions = ServerExtensions::parse(&message).map_err(failure::broken)?;
+        let wrong = |what| Err(failure::broken(Malformed(what)));
         let control = match extensions.sendme_increment {
+            // Who has CGO has congestion control: it would be a circuit of its own kind.
+            None if asked.cgo => return wrong("CGO without congestion control"),
             None => Control::Fixed,
             // Proposal 324 §10.3: the answer to a request. Unasked it would mark the circuit by how it behaves.
-            Some(_) if !asked => {
-                return Err(failure::broken(Malformed("unasked congestion control")));
-            }
+            Some(_) if !asked.congestion_control => return wrong("unasked congestion control"),
             Some(increment) if INCREMENTS.contains(&increment) => Control::Vegas { increment },
-            Some(_) => return Err(failure::broken(Malformed("congestion control parameter"))),
+            Some(_) => return wrong("congestion control parameter"),
         };
-        Ok((seed, control))
+        // Proposal 346: a relay does all that it was asked for, or refuses.
+        let crypto = if asked.cgo {
+            RelayCrypto::Cgo
+        } else {
+            RelayCrypto::Tor1
+        };
+        Ok(Agreed {
+            seed,
+            control,
+            crypto,
+        })
     }
 }
 

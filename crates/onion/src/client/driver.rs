@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use super::{
-    BuildTimes, ClientCircuit, Config, Progress,
+    Asks, BuildTimes, ClientCircuit, Config, Progress,
     conversation::{self, Conversation, Heard, Order, Talk},
 };
 use crate::{
@@ -176,7 +176,10 @@ async fn build_telling(
     let machine = ClientCircuit::new(
         circuit.id,
         path.clone(),
-        config.congestion_control,
+        Asks {
+            congestion_control: config.congestion_control,
+            cgo: config.cgo,
+        },
         crate::random,
     );
     let machine = machine.map_err(|error| (error, 0))?;

@@ -9,7 +9,7 @@ use std::{collections::VecDeque, sync::Arc, task::Waker};
 use bytes::BytesMut;
 use hoplite_wire::cell::{
     conflux::{Link, Nonce, Switch, linked_ack},
-    relay::{Header, Message, RelayCommand, Sendme, StreamId},
+    relay::{Format, Header, Message, RelayCommand, Sendme, SendmeTag, StreamId},
 };
 use tokio::time::Instant;
 
@@ -20,7 +20,7 @@ use super::{
 use crate::{
     channel::CircuitBacklog,
     conflux::{Bounds, Fate, LegId, Set, Side, Violation},
-    flow_control::{self, Control, Digest, vegas},
+    flow_control::{self, Control, vegas},
 };
 
 /// The circuits of one endpoint.
@@ -30,6 +30,8 @@ pub(super) struct Legs {
     /// What makes them a set; `None`: there is one circuit, and all leaves and comes on it.
     set: Option<Box<Set<Early>>>,
     next: u16,
+    /// Of their cells, once a handshake has agreed on it.
+    format: Option<Format>,
     random: fn(&mut [u8]),
 }
 
@@ -94,6 +96,7 @@ impl Legs {
             legs: vec![Leg::new(LegId::FIRST, control, &Arc::default())],
             set: None,
             next: 1,
+            format: None,
             random,
         }
     }
@@ -109,6 +112,7 @@ impl Legs {
             legs: Vec::new(),
             set: Some(Box::new(Set::new(side, nonce, bounds))),
             next: 0,
+            format: None,
             random,
         }
     }
@@ -124,6 +128,27 @@ impl Legs {
     /// Whether it is a set.
     pub(super) fn is_set(&self) -> bool {
         self.set.is_some()
+    }
+
+    /// Of all cells to and from the far end.
+    pub(super) fn format(&self) -> Format {
+        self.format.unwrap_or_default()
+    }
+
+    /// Another format of them, before anything was sent.
+    pub(super) fn set_format(&mut self, format: Format) {
+        self.format = Some(format);
+    }
+
+    /// A leg's handshake has agreed on this format.
+    ///
+    /// # Errors
+    /// Another leg's has agreed on another: what is to be sent fits one alone.
+    pub(super) fn agree(&mut self, format: Format) -> Result<(), Broken> {
+        match self.format.replace(format) {
+            Some(other) if other != format => Err(Violation::Handshake.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Another flow control of a leg, before anything was sent on it.
@@ -213,7 +238,7 @@ impl Legs {
 impl Legs {
     /// A message of this leg alone.
     pub(super) fn say(&mut self, id: LegId, message: &Message<'_>) {
-        let message = message::control(message, StreamId::CIRCUIT, self.random);
+        let message = message::control(self.format(), message, StreamId::CIRCUIT, self.random);
         if let Some(leg) = self.leg(id) {
             leg.own.push_back(message);
         }
@@ -278,13 +303,13 @@ impl Legs {
             leg.own.push_front(message);
         }
         let switch = Message::Unknown(RelayCommand::CONFLUX_SWITCH, &data);
-        message::control(&switch, StreamId::CIRCUIT, self.random)
+        message::control(self.format(), &switch, StreamId::CIRCUIT, self.random)
     }
 
     /// A DATA cell has left on this leg.
-    pub(super) fn sealed(&mut self, id: LegId, digest: Digest, now: Instant) {
+    pub(super) fn sealed(&mut self, id: LegId, tag: SendmeTag, now: Instant) {
         if let Some(leg) = self.leg(id) {
-            leg.outgoing.sent(digest, now);
+            leg.outgoing.sent(tag, now);
         }
     }
 }
@@ -293,13 +318,13 @@ impl Legs {
 
 impl Legs {
     /// A DATA cell has come on this leg: it is acknowledged when that is due.
-    pub(super) fn received(&mut self, id: LegId, digest: Digest) -> Result<(), Broken> {
+    pub(super) fn received(&mut self, id: LegId, tag: SendmeTag) -> Result<(), Broken> {
         let holds = self.set.as_ref().is_some_and(|set| set.holds(id));
-        let random = self.random;
+        let (format, random) = (self.format(), self.random);
         let leg = self.leg(id).ok_or(Violation::Unlinked)?;
         if leg.incoming.received()? {
-            let sendme = Message::Sendme(Sendme::V1(digest));
-            let sendme = message::control(&sendme, StreamId::CIRCUIT, random);
+            let sendme = Message::Sendme(Sendme::V1(tag));
+            let sendme = message::control(format, &sendme, StreamId::CIRCUIT, random);
             let queue = if holds { &mut leg.held } else { &mut leg.own };
             queue.push_back(sendme);
             self.wake(id);
@@ -310,11 +335,11 @@ impl Legs {
     /// An acknowledgement has come on this leg.
     pub(super) fn acknowledged(
         &mut self,
-        digest: Option<Digest>,
+        tag: Option<SendmeTag>,
         at: Arrival,
     ) -> Result<(), Broken> {
         let leg = self.leg(at.leg).ok_or(Violation::Unlinked)?;
-        leg.outgoing.acknowledged(digest, at.now, at.blocked)?;
+        leg.outgoing.acknowledged(tag, at.now, at.blocked)?;
         self.wake_next();
         Ok(())
     }
@@ -330,7 +355,7 @@ impl Legs {
         let mut counted = None;
         if !set.is_next(id) {
             // What waits must not hold the channel's large buffers.
-            body.truncate(super::HEADER + usize::from(header.length));
+            body.truncate(header.len() + usize::from(header.length));
             body = BytesMut::from(body.as_ref());
             let leg = self.legs.iter().find(|leg| leg.id == id);
             counted = leg.map(|leg| leg.early.share());

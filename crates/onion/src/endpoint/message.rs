@@ -3,29 +3,35 @@
 
 use bytes::BytesMut;
 use hoplite_wire::cell::{
-    BODY, DATA,
-    relay::{self, HEADER, Header, Message, RelayCommand, Sendme, StreamId},
+    BODY,
+    relay::{self, Format, Header, Message, RelayCommand, Sendme, StreamId},
 };
 
 /// A body to be encrypted and sent.
 #[derive(Debug)]
 pub struct Outbound {
-    /// The body, digest still zero.
+    /// The body, with zeros where the encryption sets something.
     pub body: BytesMut,
-    /// It counts towards the circuit's window: its digest is to be told.
+    /// It counts towards the circuit's window: its tag is to be told.
     pub counted: bool,
     /// It is a SENDME of the circuit.
     pub(super) acknowledges: bool,
 }
 
 /// A message; one that does not fit a cell (a list of answers that is too long) is cut.
-pub(super) fn control(message: &Message<'_>, stream: StreamId, random: fn(&mut [u8])) -> Outbound {
+pub(super) fn control(
+    format: Format,
+    message: &Message<'_>,
+    stream: StreamId,
+    random: fn(&mut [u8]),
+) -> Outbound {
+    let command = message.command();
     let mut data = Vec::with_capacity(32);
     message.write(&mut data);
-    data.truncate(DATA);
+    data.truncate(format.most(command));
     let mut body = BytesMut::zeroed(BODY);
     if let Ok(fixed) = body.as_mut().try_into()
-        && let Ok(padding) = relay::write(fixed, message.command(), stream, &data)
+        && let Ok(padding) = relay::write(format, fixed, command, stream, &data)
     {
         random(padding);
     }
@@ -38,22 +44,29 @@ pub(super) fn control(message: &Message<'_>, stream: StreamId, random: fn(&mut [
 }
 
 /// DATA: `body` has the bytes behind room for the header.
-pub(super) fn data(mut body: BytesMut, stream: StreamId, random: fn(&mut [u8])) -> Outbound {
+pub(super) fn data(
+    format: Format,
+    mut body: BytesMut,
+    stream: StreamId,
+    random: fn(&mut [u8]),
+) -> Outbound {
     let filled = body.len();
     body.resize(BODY, 0);
     // "The padding is four zero-valued bytes, followed by as many random bytes as will fit."
     if let Some(padding) = body.get_mut(filled + 4..) {
         random(padding);
     }
+    let command = RelayCommand::DATA;
+    let length = filled.saturating_sub(format.header(command));
     let header = Header {
-        command: RelayCommand::DATA,
-        recognized: 0,
+        format,
+        command,
         stream,
-        digest: [0; 4],
-        length: u16::try_from(filled.saturating_sub(HEADER)).unwrap_or(0),
+        length: u16::try_from(length).unwrap_or(0),
     };
     if let Ok(fixed) = body.as_mut().try_into() {
-        header.write(fixed);
+        // It has a stream, and no more bytes than fit.
+        let _written = header.write(fixed);
     }
     Outbound {
         body,
@@ -70,8 +83,8 @@ pub(super) fn data(mut body: BytesMut, stream: StreamId, random: fn(&mut [u8])) 
 
 /// `CIRCWINDOW_INCREMENT / 2`.
 const HALF: u16 = 50;
-/// Bytes of a cell that leaves room: for four zeros and 16 random bytes (`RELAY_PAYLOAD_LENGTH_FOR_RANDOM_SENDMES`).
-pub(super) const SHORT: usize = HEADER + DATA - 4 - 16;
+/// Bytes of a body that leaves room: for four zeros and 16 random bytes (`RELAY_PAYLOAD_LENGTH_FOR_RANDOM_SENDMES`).
+pub(super) const SHORT: usize = BODY - 4 - 16;
 
 /// Counts the DATA cells of one circuit's end.
 #[derive(Debug)]
@@ -108,7 +121,7 @@ impl Unpredictable {
             self.reset();
         }
         self.left -= 1;
-        if must { SHORT } else { HEADER + DATA }
+        if must { SHORT } else { BODY }
     }
 
     /// A body of such a length leaves. One that had to be short has its room for what came before it, not for what comes.
@@ -135,7 +148,7 @@ mod unpredictable_tests {
             if length == SHORT {
                 gaps.push(std::mem::take(&mut since));
             }
-            unpredictable.sent(if partial(n) { HEADER + 1 } else { length });
+            unpredictable.sent(if partial(n) { 12 } else { length });
         }
         gaps
     }

@@ -8,7 +8,7 @@ use hoplite_channel::Tally;
 use hoplite_overlay::Error;
 use hoplite_wire::cell::{
     BODY,
-    relay::{End, EndReason, HEADER},
+    relay::{End, EndReason, Format},
 };
 
 use super::{Broken, Late, Limits, RelayCommand, legs::Coming, message::Unpredictable};
@@ -63,6 +63,8 @@ pub(super) struct Stream {
     half_close: bool,
     at_exit: bool,
     answer: Option<Result<Answer, Error>>,
+    /// Bytes of the header of DATA.
+    header: usize,
     /// Bodies with room for the header; only the last has room for more.
     sending: VecDeque<BytesMut>,
     /// How many those are, of all of the circuit.
@@ -92,6 +94,7 @@ impl Stream {
     /// `held` and `queued` are its shares of what waits.
     pub(super) fn new(
         control: Control,
+        format: Format,
         limits: &Limits,
         half_close: bool,
         [held, queued]: [Share; 2],
@@ -102,6 +105,7 @@ impl Stream {
             half_close,
             at_exit: false,
             answer: None,
+            header: format.header(RelayCommand::DATA),
             sending: VecDeque::new(),
             queued,
             full: 0,
@@ -333,10 +337,10 @@ impl Stream {
         }
         self.full = unpredictable.begin();
         let mut body = BytesMut::with_capacity(BODY);
-        body.resize(HEADER, 0);
+        body.resize(self.header, 0);
         self.sending.push_back(body);
         self.queued.add(1);
-        Some(self.full - HEADER)
+        Some(self.full.saturating_sub(self.header))
     }
 
     pub(super) fn finish(&mut self) {
@@ -395,7 +399,7 @@ impl Stream {
             return Produced::Nothing;
         };
         self.queued.take(1);
-        self.outgoing.sent(body.len().saturating_sub(HEADER));
+        self.outgoing.sent(body.len().saturating_sub(self.header));
         wake(&mut self.writer);
         let more = !self.sending.is_empty() || (self.finished && !self.end_sent);
         Produced::Cell(body, more)

@@ -8,7 +8,9 @@ use std::{
 
 use bytes::BytesMut;
 use hoplite_overlay::ErrorKind;
-use hoplite_wire::cell::relay::{Connected, End, EndReason, HEADER, Header, Message, Sendme};
+use hoplite_wire::cell::relay::{
+    Connected, End, EndReason, Format, Header, Message, Sendme, SendmeTag,
+};
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -18,7 +20,7 @@ use super::{
 };
 use crate::{
     failure,
-    flow_control::{Digest, stream::XOFF, vegas::LARGEST},
+    flow_control::{stream::XOFF, vegas::LARGEST},
 };
 
 const VEGAS: Control = Control::Vegas { increment: 31 };
@@ -30,10 +32,10 @@ struct Pair {
     digests: (u32, u32),
 }
 
-fn digest(n: u32) -> Digest {
+fn digest(n: u32) -> SendmeTag {
     let mut digest = [7; 20];
     digest[..4].copy_from_slice(&n.to_be_bytes());
-    digest
+    SendmeTag::Tor1(digest)
 }
 
 fn zeros(bytes: &mut [u8]) {
@@ -308,13 +310,13 @@ async fn an_exit_refuses_more_streams_than_its_limit_and_keeps_the_circuit() {
 
 /// A message as the peer's layers would hand it over.
 fn told(to: &Shared, stream: u16, message: &Message<'_>) -> Result<(), Broken> {
-    let outbound = message::control(message, StreamId(stream), zeros);
+    let outbound = message::control(Format::V0, message, StreamId(stream), zeros);
     to.lock().handle_message(outbound.body, digest(0), at())
 }
 
 #[tokio::test]
 async fn what_the_protocol_forbids_breaks_the_circuit() {
-    let unseen = Message::Sendme(Sendme::V1([9; 20]));
+    let unseen = Message::Sendme(Sendme::V1(SendmeTag::Tor1([9; 20])));
     let begin = Message::Begin(Begin {
         target: "192.0.2.1:80".parse().expect("valid"),
         flags: Flags::default(),
@@ -378,7 +380,7 @@ async fn a_wrong_digest_breaks_the_circuit() {
     }
     drop(endpoint);
     let wrong = Message::Sendme(Sendme::V1(digest(2)));
-    let broken = Err(Broken::Flow(Violation::WrongDigest));
+    let broken = Err(Broken::Flow(Violation::WrongTag));
     assert_eq!(told(&pair.client, 0, &wrong), broken);
 }
 
@@ -452,22 +454,27 @@ async fn on_a_stream_that_was_given_up_an_answer_and_an_end_come_once_and_no_ack
     }
 }
 
+fn header_of(format: Format, message: &Outbound) -> Header {
+    let body = message.body.as_ref().try_into().expect("a body");
+    Header::read(format, body).expect("as it should be")
+}
+
 /// The lengths of the DATA that a client sends, and the ids of its streams.
-async fn seen_of(control: Control) -> (Vec<u16>, Vec<u16>) {
+async fn seen_of(control: Control, format: Format) -> (Vec<u16>, Vec<u16>) {
     let mut pair = Pair::new(control);
-    pair.client = Shared::new(Endpoint::new(
-        Role::Client,
-        control,
-        Limits::default(),
-        crate::random,
-    ));
+    let [client, exit] = [Role::Client, Role::Relay].map(|role| {
+        let endpoint = Endpoint::new(role, control, Limits::default(), crate::random);
+        Shared::new(endpoint.with_format(format))
+    });
+    (pair.client, pair.exit) = (client, exit);
     let (mut near, _far) = pair.stream(HALF_CLOSE);
     let (other, _other) = pair.stream(HALF_CLOSE);
     let ids = vec![near.id().0, other.id().0];
-    near.write_all(&[1; 120 * 498]).await.expect("taken");
+    let full = format.most(RelayCommand::DATA);
+    near.write_all(&vec![1; 120 * full]).await.expect("taken");
     let mut lengths = Vec::new();
     while let Some(message) = pair.client.lock().next_message(LegId::FIRST) {
-        let header = Header::read(message.body.as_ref().try_into().expect("a body"));
+        let header = header_of(format, &message);
         if header.command == RelayCommand::DATA {
             lengths.push(header.length);
         }
@@ -479,11 +486,12 @@ async fn seen_of(control: Control) -> (Vec<u16>, Vec<u16>) {
 #[tokio::test]
 async fn what_an_exit_sees_of_a_client_is_what_c_tor_would_send() {
     let mut firsts = std::collections::BTreeSet::new();
-    for _ in 0..50 {
-        let (lengths, ids) = seen_of(VEGAS).await;
-        let short = lengths.iter().position(|length| *length != 498);
+    for n in 0..50 {
+        let (format, full) = [(Format::V0, 498), (Format::V1, 488)][n % 2];
+        let (lengths, ids) = seen_of(VEGAS, format).await;
+        let short = lengths.iter().position(|length| *length != full);
         assert!(short.is_some_and(|n| (50..=99).contains(&n)), "{short:?}");
-        assert_eq!(lengths[short.expect("one")], 478);
+        assert_eq!(lengths[short.expect("one")], full - 20);
         firsts.insert(ids[0]);
         assert_eq!(
             ids[1],
@@ -501,15 +509,24 @@ proptest! {
         cells in proptest::collection::vec((any::<u8>(), 0u16..4, 0u16..600, any::<u8>()), 0..200),
         exit: bool,
         fixed: bool,
+        version_1: bool,
     ) {
+        let format = if version_1 { Format::V1 } else { Format::V0 };
         let role = if exit { Role::Relay } else { Role::Client };
         let control = if fixed { Control::Fixed } else { VEGAS };
-        let mut endpoint = Endpoint::new(role, control, Limits::default(), zeros);
+        let endpoint = Endpoint::new(role, control, Limits::default(), zeros);
+        let mut endpoint = endpoint.with_format(format);
         for (command, stream, length, fill) in cells {
             let mut body = BytesMut::zeroed(cell::BODY);
-            body[HEADER..].fill(fill);
-            let header = Header { command: RelayCommand(command % 48), recognized: 0, stream: StreamId(stream), digest: [0; 4], length };
-            header.write(body.as_mut().try_into().expect("a body"));
+            let command = RelayCommand(command % 48);
+            body[format.header(command)..].fill(fill);
+            let header = Header { format, command, stream: StreamId(stream), length: 0 };
+            if header.write(body.as_mut().try_into().expect("a body")).is_err() {
+                continue;
+            }
+            // It may be a lie.
+            let at_length = if version_1 { 17 } else { 9 };
+            body[at_length..at_length + 2].copy_from_slice(&length.to_be_bytes());
             let broken = endpoint.handle_message(body, digest(0), at()).is_err();
             prop_assert!(!broken || endpoint.streams() <= 4);
             while let Some((id, _)) = endpoint.next_asked() {
@@ -565,7 +582,7 @@ async fn the_stream_that_holds_most_ends_when_all_hold_too_much_and_the_others_g
             .lock()
             .next_message(LegId::FIRST)
             .expect("the peer is told");
-        let header = Header::read(said.body.as_ref().try_into().expect("a body"));
+        let header = header_of(Format::V0, &said);
         assert_eq!((header.command, header.stream.0), (RelayCommand::END, 2));
         assert!(handles[1].read_u8().await.is_err(), "its reader is told");
         assert!(handles[1].write_u8(1).await.is_err());
@@ -727,8 +744,9 @@ async fn a_client_that_asks_a_service_for_anything_else_is_closed() {
         target,
         flags: Flags::IPV6_OKAY,
     });
-    let said =
-        |stream, message: &Message<'_>| message::control(message, StreamId(stream), zeros).body;
+    let said = |stream, message: &Message<'_>| {
+        message::control(Format::V0, message, StreamId(stream), zeros).body
+    };
     let hears = |body| pair.exit.lock().handle_message(body, digest(0), at());
     assert_eq!(hears(said(7, &begin)), Ok(()));
     let told = asked(&pair).await.expect("asked for").expect("open");

@@ -9,10 +9,10 @@ use super::{
     *,
 };
 
-fn digest(n: u32) -> Digest {
+fn digest(n: u32) -> SendmeTag {
     let mut digest = [0; 20];
     digest[..4].copy_from_slice(&n.to_be_bytes());
-    digest
+    SendmeTag::Tor1(digest)
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn a_sendme_must_show_the_digest_of_the_cell_it_acknowledges() {
             out.sent(digest(n), now);
         }
         let said = out.acknowledged(shown, now, false);
-        assert_eq!(said, Err(Violation::WrongDigest));
+        assert_eq!(said, Err(Violation::WrongTag));
     }
 }
 

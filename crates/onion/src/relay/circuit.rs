@@ -1,5 +1,5 @@
 //! A relay's machine for one circuit: its layer, and what a cell means for it. Guard, middle and exit are the same.
-//! [`super::driver`] drives it. tor-spec "Routing relay cells", "Handling relay_early cells", proposal 324 §10.3.
+//! [`super::driver`] drives it. tor-spec "Routing relay cells", "Handling relay_early cells", proposals 324 §10.3 and 346.
 
 use std::{
     fmt,
@@ -8,20 +8,23 @@ use std::{
     task::{Poll, ready},
 };
 
-use hoplite_crypto::onion::{CircuitNonce, OnionKeys, Refused, ntor, ntor3, tor1::RelayLayer};
+use hoplite_crypto::onion::{
+    CircuitNonce, OnionKeys, Refused,
+    layers::{RelayCrypto, RelayLayer},
+    ntor, ntor3,
+};
 use hoplite_wire::cell::{
     self, Cell, Command, Malformed,
     circuit::{
         ClientExtensions, Create2, Created2, DestroyReason, HandshakeType, ServerExtensions,
+        Subprotocol,
     },
+    relay::{Format, SendmeTag},
 };
 use tokio::time::timeout;
 
 use super::{Relay, Requester};
-use crate::{
-    channel,
-    flow_control::{Control, Digest},
-};
+use crate::{channel, flow_control::Control};
 
 /// RELAY_EARLY cells that a circuit may have.
 const EARLY: u8 = 8;
@@ -36,13 +39,28 @@ pub struct RelayCircuit {
     early: u8,
 }
 
+/// What a relay agrees to where it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offers {
+    /// Congestion control (proposal 324).
+    pub congestion_control: bool,
+    /// CGO (proposal 359), with congestion control alone.
+    pub cgo: bool,
+}
+
+/// What a handshake has led to, beside keys.
+struct Agreed {
+    control: Control,
+    crypto: RelayCrypto,
+}
+
 /// What a cell from the client's side is.
 #[derive(Debug)]
 pub enum Forward {
     /// For a relay further on, this layer taken off.
     Next(Cell),
     /// For this one, in the clear; EXTEND2 is only good in a RELAY_EARLY cell.
-    Here(Cell, Digest),
+    Here(Cell, SendmeTag),
 }
 
 impl RelayCircuit {
@@ -53,24 +71,32 @@ impl RelayCircuit {
     pub fn create(
         keys: &OnionKeys,
         create: &Create2<'_>,
-        congestion_control: bool,
+        offers: Offers,
     ) -> Result<(Self, Control, Vec<u8>), Refused> {
-        let mut control = Control::Fixed;
+        let mut agreed = Agreed {
+            control: Control::Fixed,
+            crypto: RelayCrypto::Tor1,
+        };
         let (reply, seed) = match create.handshake {
             HandshakeType::NTOR => ntor::server(keys, create.data)?,
             HandshakeType::NTOR_V3 => ntor3::server(keys, create.data, |message| {
-                negotiate(message, congestion_control, &mut control)
+                negotiate(message, offers, &mut agreed)
             })?,
             _ => return Err(Refused::Unacceptable),
         };
         let circuit = Self {
-            layer: RelayLayer::new(&seed)?,
-            nonce: CircuitNonce::draw(&seed)?,
+            layer: RelayLayer::new(&seed, agreed.crypto)?,
+            nonce: CircuitNonce::draw(&seed, agreed.crypto)?,
             early: EARLY,
         };
         let mut body = Vec::with_capacity(reply.len() + 2);
         Created2 { data: &reply }.write(&mut body);
-        Ok((circuit, control, body))
+        Ok((circuit, agreed.control, body))
+    }
+
+    /// How messages between this relay and the client stand in their cells.
+    pub fn format(&self) -> Format {
+        self.layer.format()
     }
 
     /// What binds messages to this circuit.
@@ -91,9 +117,10 @@ impl RelayCircuit {
             }
             _ => return Err(DestroyReason::PROTOCOL),
         }
+        let command = cell.command;
         let body = cell.fixed().map_err(|_| DestroyReason::PROTOCOL)?;
-        Ok(match self.layer.forward(body) {
-            Some(digest) => Forward::Here(cell, digest),
+        Ok(match self.layer.forward(command, body) {
+            Some(tag) => Forward::Here(cell, tag),
             None => Forward::Next(cell),
         })
     }
@@ -112,23 +139,26 @@ impl RelayCircuit {
     ///
     /// # Errors
     /// [`Malformed`]: the body has not the length of a cell.
-    pub fn originate(&mut self, cell: &mut Cell) -> Result<Digest, Malformed> {
+    pub fn originate(&mut self, cell: &mut Cell) -> Result<SendmeTag, Malformed> {
         let body: &mut [u8; cell::BODY] = cell.fixed()?;
         Ok(self.layer.originate(body))
     }
 }
 
 /// What is answered to the client's extensions; `None` if they cannot be read, or ask for what is not done here.
-fn negotiate(message: &[u8], offered: bool, control: &mut Control) -> Option<Vec<u8>> {
+fn negotiate(message: &[u8], offers: Offers, agreed: &mut Agreed) -> Option<Vec<u8>> {
     let asked = ClientExtensions::parse(message).ok()?;
-    // Proposal 346: a relay that does not do all that is asked for refuses the circuit. There is nothing that could be asked for: the client would
-    // else take us for somebody who does, another relay encryption (`Relay=6`) say.
-    if !asked.subprotocols.is_empty() {
-        return None;
-    }
-    let increment = (asked.congestion_control && offered).then_some(INCREMENT);
+    let congestion_control = asked.congestion_control && offers.congestion_control;
+    // Proposal 346: a relay that does not do all that is asked for refuses the circuit: the client would else take it for somebody who does.
+    agreed.crypto = match asked.subprotocols[..] {
+        [] => RelayCrypto::Tor1,
+        // As C tor: CGO's cells have no SENDME of a stream.
+        [Subprotocol::CGO] if offers.cgo && congestion_control => RelayCrypto::Cgo,
+        _ => return None,
+    };
+    let increment = congestion_control.then_some(INCREMENT);
     if let Some(increment) = increment {
-        *control = Control::Vegas { increment };
+        agreed.control = Control::Vegas { increment };
     }
     let mut out = Vec::new();
     ServerExtensions {
@@ -193,7 +223,7 @@ async fn answer(
         if !of.is_new(create.data) {
             return None;
         }
-        RelayCircuit::create(&of.keys(), &create, of.config.congestion_control).ok()
+        RelayCircuit::create(&of.keys(), &create, of.config.offers).ok()
     });
     tokio::select! {
         biased;

@@ -9,7 +9,10 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use hoplite_wire::cell::conflux::{Link, Nonce};
+use hoplite_wire::cell::{
+    conflux::{Link, Nonce},
+    relay::Format,
+};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -37,6 +40,8 @@ pub(super) struct Membership {
 pub(super) struct Joining<'a> {
     /// What the circuit agreed on.
     pub(super) control: Control,
+    /// Of its cells.
+    pub(super) format: Format,
     /// Bounds of a set that it is the first leg of.
     pub(super) limits: Limits,
     /// Where its channel counts what waits.
@@ -73,7 +78,8 @@ impl Sets {
             leg,
         };
         let mut endpoint = membership.shared.lock();
-        let answered = endpoint.answer_link(leg, link, joining.now);
+        let agreed = endpoint.set(leg, joining.control, joining.format);
+        let answered = agreed.and_then(|()| endpoint.answer_link(leg, link, joining.now));
         if answered == Err(crate::conflux::Violation::Lost.into()) {
             endpoint.close(failure::retired());
         }

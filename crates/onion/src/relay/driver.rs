@@ -21,7 +21,7 @@ use hoplite_wire::cell::{
     onion_service::{
         EstablishIntro, Introduce, IntroduceStatus, Rendezvous1, establish_rendezvous,
     },
-    relay::{self, Header, StreamId},
+    relay::{self, Header, SendmeTag, StreamId},
 };
 use tokio::{task::JoinSet, time::Instant};
 
@@ -260,9 +260,9 @@ impl Driver {
         }
         let early = cell.command == Command::RELAY_EARLY;
         match self.circuit.forward(cell)? {
-            Forward::Here(cell, digest) => {
+            Forward::Here(cell, tag) => {
                 self.moved.taken += 1;
-                self.handle_message(cell, digest, early, cx)?;
+                self.handle_message(cell, tag, early, cx)?;
             }
             Forward::Next(cell) => match &mut self.next {
                 Next::Open(next) => {
@@ -318,9 +318,9 @@ impl Driver {
         };
         let mut cell = relay_cell(message.body);
         let sealed = self.circuit.originate(&mut cell);
-        let digest = sealed.map_err(|_| Ended::from(DestroyReason::INTERNAL))?;
+        let tag = sealed.map_err(|_| Ended::from(DestroyReason::INTERNAL))?;
         if message.counted {
-            endpoint.sealed(leg, digest, self.now);
+            endpoint.sealed(leg, tag, self.now);
         }
         drop(endpoint);
         self.moved.made += 1;
@@ -367,7 +367,8 @@ impl Driver {
     fn reply(&mut self, command: relay::RelayCommand, data: &[u8]) -> Result<(), Ended> {
         let mut cell = relay_cell(BytesMut::zeroed(cell::BODY));
         let written = (|| {
-            let padding = relay::write(cell.fixed()?, command, StreamId::CIRCUIT, data)?;
+            let format = self.circuit.format();
+            let padding = relay::write(format, cell.fixed()?, command, StreamId::CIRCUIT, data)?;
             crate::random(padding);
             self.circuit.originate(&mut cell)
         })();
@@ -417,14 +418,15 @@ impl Driver {
     fn handle_message(
         &mut self,
         mut cell: Cell,
-        digest: [u8; 20],
+        tag: SendmeTag,
         early: bool,
         cx: &Context<'_>,
     ) -> Result<(), Ended> {
         let body = cell
             .fixed()
             .map_err(|_| Ended::from(DestroyReason::PROTOCOL))?;
-        let header = Header::read(body);
+        let header = Header::read(self.circuit.format(), body)
+            .map_err(|_| Ended::from(DestroyReason::PROTOCOL))?;
         let data = header
             .data(body)
             .map_err(|_| Ended::from(DestroyReason::PROTOCOL))?;
@@ -439,14 +441,14 @@ impl Driver {
             relay::RelayCommand::CONFLUX_LINK => self.link(data),
             // The old EXTEND is not spoken here, and whoever sends it waits for an answer.
             relay::RelayCommand::EXTEND => Err(DestroyReason::PROTOCOL.into()),
-            _ => self.stream_message(cell.body, digest, cx),
+            _ => self.stream_message(cell.body, tag, cx),
         }
     }
 
     fn stream_message(
         &mut self,
         body: BytesMut,
-        digest: [u8; 20],
+        tag: SendmeTag,
         cx: &Context<'_>,
     ) -> Result<(), Ended> {
         let at = Arrival {
@@ -457,11 +459,12 @@ impl Driver {
         let shared = self.endpoint.get_or_insert_with(|| {
             let limits = self.relay.config.limits;
             let endpoint = Endpoint::new(Role::Relay, self.control, limits, crate::random);
+            let endpoint = endpoint.with_format(self.circuit.format());
             Shared::new(endpoint.counted(&self.back.sender.backlog()))
         });
         let mut endpoint = shared.lock();
         endpoint.set_driver(at.leg, cx.waker());
-        let handled = endpoint.handle_message(body, digest, at);
+        let handled = endpoint.handle_message(body, tag, at);
         handled.map_err(|_| Ended::from(DestroyReason::PROTOCOL))?;
         let asking = Asking {
             requester: self.from.requester(),
@@ -492,6 +495,7 @@ impl Driver {
         let link = Link::parse(data).map_err(|_| DestroyReason::PROTOCOL)?;
         let joining = Joining {
             control: self.control,
+            format: self.circuit.format(),
             limits: self.relay.config.limits,
             backlog: &self.back.sender.backlog(),
             now: self.now,
@@ -607,7 +611,8 @@ impl Driver {
         let services = &self.relay.config.onion_services;
         let rate = asked.rate.unwrap_or(services.introductions);
         let services = &self.relay.onion_services;
-        let place = services.establish(asked.auth_key, rate, self.now);
+        let longest = self.circuit.format().most(relay::RelayCommand::INTRODUCE2);
+        let place = services.establish(asked.auth_key, (rate, longest), self.now);
         self.service = Service::Introduced(place);
         // No extensions.
         self.answer(relay::RelayCommand::INTRO_ESTABLISHED, vec![0]);

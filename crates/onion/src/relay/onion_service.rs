@@ -67,6 +67,8 @@ pub(super) type Met = (Vec<u8>, CircuitEnds);
 struct Introduced {
     circuit: mpsc::Sender<Vec<u8>>,
     bucket: Bucket,
+    /// Bytes of an INTRODUCE2 that a cell of its circuit holds: the client's cells may hold more.
+    longest: usize,
 }
 
 impl OnionServices {
@@ -92,16 +94,20 @@ impl OnionServices {
         Some(near)
     }
 
-    /// A service is introduced by this key from now on, over no other circuit any more.
+    /// A service is introduced by this key from now on, over no other circuit any more: as often as this, by messages of so many bytes at most.
     pub(super) fn establish(
         self: &Arc<Self>,
         key: [u8; 32],
-        rate: IntroductionRate,
+        (rate, longest): (IntroductionRate, usize),
         now: Instant,
     ) -> Introduction {
         let (circuit, messages) = mpsc::channel(QUEUE);
         let bucket = Bucket::new(rate.burst, rate.per_second, now);
-        let introduced = Introduced { circuit, bucket };
+        let introduced = Introduced {
+            circuit,
+            bucket,
+            longest,
+        };
         self.introduced.lock().insert(key, introduced);
         Introduction {
             services: Arc::clone(self),
@@ -116,7 +122,7 @@ impl OnionServices {
         let Some(service) = introduced.get_mut(key) else {
             return IntroduceStatus::UNKNOWN;
         };
-        if !service.bucket.take(now) {
+        if data.len() > service.longest || !service.bucket.take(now) {
             return IntroduceStatus::CANT_RELAY;
         }
         match service.circuit.try_send(data.to_vec()) {

@@ -18,7 +18,10 @@ use hoplite_wire::{
     cell::{
         Cell, Command,
         circuit::{ClientExtensions, Create2, Created2, DestroyReason, HandshakeType, Subprotocol},
-        relay::{self, Begin, Connected, End, EndReason, Flags, Message, Sendme, StreamId, Xoff},
+        relay::{
+            self, Begin, Connected, End, EndReason, Flags, Message, Sendme, SendmeTag, StreamId,
+            Xoff,
+        },
     },
 };
 use tokio::{
@@ -96,7 +99,7 @@ async fn connected(raw: &mut Raw, stream: u16) {
 #[tokio::test]
 async fn what_a_client_may_not_say_ends_its_circuit_alone() {
     let mut scene = Scene::new().await;
-    let digest = [7; 20];
+    let digest = SendmeTag::Tor1([7; 20]);
     let target: Target = "198.51.100.9:80".parse().expect("valid");
     let told = |message: &Message<'_>| (message.command(), crate::raw::data_of(message));
     for (stream, (command, data)) in [
@@ -142,7 +145,13 @@ async fn what_is_not_understood_and_what_comes_late_is_ignored() {
 #[tokio::test]
 async fn a_client_that_asks_for_what_the_relay_does_not_do_gets_no_circuit() {
     let mut scene = Scene::new().await;
-    for capabilities in [&[(2, 6)][..], &[(2, 5), (2, 6)], &[(99, 1)]] {
+    // CGO without congestion control, and what nobody has.
+    for (congestion_control, capabilities) in [
+        (false, &[(2, 6)][..]),
+        (true, &[(2, 5), (2, 6)]),
+        (true, &[(2, 6), (2, 7)]),
+        (true, &[(99, 1)]),
+    ] {
         let asked = capabilities
             .iter()
             .map(|(protocol, capability)| Subprotocol {
@@ -151,7 +160,7 @@ async fn a_client_that_asks_for_what_the_relay_does_not_do_gets_no_circuit() {
             });
         let mut message = Vec::new();
         let extensions = ClientExtensions {
-            congestion_control: true,
+            congestion_control,
             subprotocols: asked.collect(),
         };
         extensions.write(&mut message);
@@ -378,14 +387,14 @@ async fn an_acknowledgement_of_other_cells_and_one_too_many_end_the_circuit() {
     for (increment, congestion_control) in [(100, false), (31, true)] {
         for lie in [
             Some(Sendme::V0),
-            Some(Sendme::V1([1; 20])),
+            Some(Sendme::V1(SendmeTag::Tor1([1; 20]))),
             // The right one, and again.
             None,
         ] {
             let mut raw = scene.raw(congestion_control).await;
             raw.tell(1, &begin(&target, Flags::default())).await;
             connected(&mut raw, 1).await;
-            let mut digest = [0; 20];
+            let mut digest = SendmeTag::Tor1([0; 20]);
             for _ in 0..increment {
                 let heard = raw.hear().await;
                 let Heard::Message(_, relay::RelayCommand::DATA, .., after) = heard else {

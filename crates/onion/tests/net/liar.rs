@@ -16,12 +16,12 @@ use hoplite_testing::{soon, targets};
 use hoplite_wire::cell::{
     Cell, Command,
     circuit::{Create2, Created2, DestroyReason},
-    relay::{self, Connected, Header, Message, Sendme, StreamId, Xoff, Xon},
+    relay::{self, Connected, Format, Header, Message, Sendme, SendmeTag, StreamId, Xoff, Xon},
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::{
-    raw::{answer, body, cell, data_of, send},
+    raw::{answer, body, body_of, cell, data_of, send},
     support::{Kind, World, known},
 };
 
@@ -45,6 +45,11 @@ impl Dialer for Only {
     }
 }
 
+const OFFERS: onion_relay::Offers = onion_relay::Offers {
+    congestion_control: true,
+    cgo: true,
+};
+
 /// An exit that a client has a stream to, and that says what it likes.
 struct Liar {
     circuit: channel::CircuitEnds,
@@ -57,7 +62,7 @@ impl Liar {
         let mut circuit = end.accept().await.expect("a circuit");
         let asked = answer(&mut circuit).await.expect("CREATE2");
         let create = Create2::parse(&asked.body).expect("CREATE2");
-        let made = onion_relay::RelayCircuit::create(keys, &create, true);
+        let made = onion_relay::RelayCircuit::create(keys, &create, OFFERS);
         let (layer, _, created) = made.expect("a good handshake");
         let cell = Cell::new(circuit.id, Command::CREATED2, |body| {
             body.extend_from_slice(&created);
@@ -77,12 +82,13 @@ impl Liar {
         let Ok(Forward::Here(mut cell, _)) = self.layer.forward(cell) else {
             panic!("not for this relay");
         };
-        Header::read(cell.fixed().expect("a body"))
+        let format = self.layer.format();
+        Header::read(format, cell.fixed().expect("a body")).expect("a message")
     }
 
     async fn say(&mut self, command: relay::RelayCommand, stream: u16, data: &[u8]) {
-        self.say_in(Command::RELAY, body(command, stream, data))
-            .await;
+        let body = body_of(self.layer.format(), command, stream, data);
+        self.say_in(Command::RELAY, body).await;
     }
 
     async fn say_in(&mut self, command: Command, body: BytesMut) {
@@ -115,8 +121,16 @@ impl Liar {
     }
 }
 
-/// A client's stream to a liar, which has said CONNECTED if `open`.
+/// A client's stream to a liar by tor1, which has said CONNECTED if `open`.
 async fn meet(open: bool, congestion_control: bool) -> (Liar, tokio::task::JoinHandle<Error>) {
+    let config = Config {
+        cgo: false,
+        ..config(congestion_control)
+    };
+    meet_by(open, config).await
+}
+
+async fn meet_by(open: bool, config: Config) -> (Liar, tokio::task::JoinHandle<Error>) {
     let secret = OnionKey::fresh_secret().expect("randomness");
     let onion = OnionKey::from_secret(&secret).expect("a key");
     let keys = OnionKeys::new([9; 20], [9; 32], onion, None);
@@ -125,7 +139,7 @@ async fn meet(open: bool, congestion_control: bool) -> (Liar, tokio::task::JoinH
     let mut relay = known(&world.relays[0], Kind::default());
     relay.keys = keys.published();
     let paths = Arc::new(Fixed(vec![relay]));
-    let onion = Onion::new(Arc::new(Only(near)), paths, config(congestion_control));
+    let onion = Onion::new(Arc::new(Only(near)), paths, config);
     let client = tokio::spawn(async move {
         let target = "198.51.100.9:80".parse().expect("valid");
         let opened = onion.open_stream(&target, &Terms::default()).await;
@@ -154,7 +168,14 @@ async fn meet(open: bool, congestion_control: bool) -> (Liar, tokio::task::JoinH
 /// An exit that answers what was not asked: congestion control decides how a circuit behaves, which others can see.
 #[tokio::test]
 async fn congestion_control_that_was_not_asked_for_ends_the_circuit() {
-    for (answer_to_nothing, good) in [(&[0][..], true), (&[1, 2, 1, 31], false)] {
+    // Who has CGO has congestion control.
+    for (said, congestion_control, cgo, good) in [
+        (&[0][..], false, false, true),
+        (&[1, 2, 1, 31], false, false, false),
+        (&[0], true, false, true),
+        (&[0], true, true, false),
+        (&[1, 2, 1, 31], true, true, true),
+    ] {
         let secret = OnionKey::fresh_secret().expect("randomness");
         let onion = OnionKey::from_secret(&secret).expect("a key");
         let keys = OnionKeys::new([9; 20], [9; 32], onion, None);
@@ -162,7 +183,7 @@ async fn congestion_control_that_was_not_asked_for_ends_the_circuit() {
         let world = World::new(Duration::ZERO, Kind::default());
         let mut relay = known(&world.relays[0], Kind::default());
         relay.keys = keys.published();
-        let said = answer_to_nothing.to_vec();
+        let said = said.to_vec();
         tokio::spawn(async move {
             let mut circuit = far.accept().await.expect("a circuit");
             let asked = answer(&mut circuit).await.expect("CREATE2");
@@ -175,7 +196,11 @@ async fn congestion_control_that_was_not_asked_for_ends_the_circuit() {
             while answer(&mut circuit).await.is_some() {}
         });
         let channel: &dyn Channel = &*near;
-        let built = soon(build(channel, vec![relay], &config(false))).await;
+        let config = Config {
+            cgo,
+            ..config(congestion_control)
+        };
+        let built = soon(build(channel, vec![relay], &config)).await;
         assert_eq!(built.is_ok(), good, "{built:?}");
     }
 }
@@ -201,7 +226,10 @@ async fn what_a_relay_may_not_say_ends_the_circuit() {
     });
     // The stream that is there stands for 1.
     for (stream, (command, data)) in [
-        (0, told(&Message::Sendme(Sendme::V1([7; 20])))),
+        (
+            0,
+            told(&Message::Sendme(Sendme::V1(SendmeTag::Tor1([7; 20])))),
+        ),
         (1, told(&Message::Sendme(Sendme::V0))),
         (1, told(&Message::Connected(Connected(None)))),
         (1, told(&begin)),
@@ -231,6 +259,26 @@ async fn what_a_relay_may_not_say_ends_the_circuit() {
         liar.say(command, stream, &data).await;
         is_caught(liar, client, &format!("{command:?}")).await;
     }
+}
+
+/// What a relay with CGO may not say, and the client of tor1 could not even be told.
+#[tokio::test]
+async fn a_message_of_version_1_that_is_malformed_ends_the_circuit() {
+    // 516 bytes; no stream.
+    for (at, bytes) in [(17, [2, 4]), (19, [0, 0])] {
+        let (mut liar, client) = meet_by(true, config(true)).await;
+        assert_eq!(liar.layer.format(), Format::V1);
+        let stream = liar.stream.0;
+        let mut said = body_of(Format::V1, relay::RelayCommand::DATA, stream, b"data");
+        said[at..at + 2].copy_from_slice(&bytes);
+        liar.say_in(Command::RELAY, said).await;
+        is_caught(liar, client, "malformed").await;
+    }
+    // As if the hop had the digests of tor1.
+    let (mut liar, client) = meet_by(true, config(true)).await;
+    let sendme = Message::Sendme(Sendme::V1(SendmeTag::Tor1([7; 20])));
+    liar.tell(0, &sendme).await;
+    is_caught(liar, client, "another tag").await;
 }
 
 #[tokio::test]

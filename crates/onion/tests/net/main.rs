@@ -1,6 +1,7 @@
 //! Circuits through relays in memory, from the overlay's end to the target's.
 #![expect(clippy::panic, reason = "a test: whatever fails ends it")]
 
+mod cgo;
 mod crowd;
 mod faults;
 mod hostile;
@@ -33,12 +34,24 @@ use tokio::{
     time::Instant,
 };
 
-/// The whole suite of overlays, by ntor-v3 with congestion control.
-mod vegas {
+/// The whole suite of overlays, by ntor-v3 with congestion control and CGO.
+mod cgo_and_vegas {
     use super::*;
     hoplite_overlay::conformance_tests!(
         World::new(Duration::ZERO, Kind::default()).subject(Config::default())
     );
+}
+
+/// With the layers of tor1.
+mod tor1 {
+    use super::*;
+    hoplite_overlay::conformance_tests!({
+        let config = Config {
+            cgo: false,
+            ..Config::default()
+        };
+        World::new(Duration::ZERO, Kind::default()).subject(config)
+    });
 }
 
 /// And by ntor with fixed windows.
@@ -48,6 +61,7 @@ mod fixed {
         let kind = Kind {
             ntor3: false,
             congestion_control: false,
+            cgo: false,
         };
         World::new(Duration::ZERO, kind).subject(Config::default())
     });

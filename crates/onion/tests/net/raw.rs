@@ -3,7 +3,11 @@
 use std::{future::poll_fn, sync::Arc};
 
 use bytes::BytesMut;
-use hoplite_crypto::onion::{CircuitNonce, ntor3, tor1::ClientLayers};
+use hoplite_crypto::onion::{
+    CircuitNonce,
+    layers::{ClientLayers, RelayCrypto},
+    ntor3,
+};
 use hoplite_onion::{
     channel::{self, Channel},
     path,
@@ -12,7 +16,7 @@ use hoplite_testing::soon;
 use hoplite_wire::cell::{
     BODY, Cell, CircuitId, Command,
     circuit::{ClientExtensions, Create2, Created2, DestroyReason, Extend2, HandshakeType},
-    relay::{self, Header, Message, StreamId},
+    relay::{self, Format, Header, Message, SendmeTag, StreamId},
 };
 
 /// One circuit of it.
@@ -26,8 +30,8 @@ pub(crate) struct Raw {
 /// What it hears.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
-    /// A message of a hop, counted from 0, with the digest after it.
-    Message(usize, relay::RelayCommand, StreamId, Vec<u8>, [u8; 20]),
+    /// A message of a hop, counted from 0, with the tag of its cell.
+    Message(usize, relay::RelayCommand, StreamId, Vec<u8>, SendmeTag),
     Destroyed(DestroyReason),
     /// The channel has closed, or the circuit without a word.
     Gone,
@@ -46,9 +50,18 @@ pub(crate) async fn answer(circuit: &mut channel::CircuitEnds) -> Option<Cell> {
 
 /// The body of a relay cell in the clear.
 pub(crate) fn body(command: relay::RelayCommand, stream: u16, data: &[u8]) -> BytesMut {
+    body_of(Format::V0, command, stream, data)
+}
+
+pub(crate) fn body_of(
+    format: Format,
+    command: relay::RelayCommand,
+    stream: u16,
+    data: &[u8],
+) -> BytesMut {
     let mut body = BytesMut::zeroed(BODY);
     let fixed = body.as_mut().try_into().expect("a body");
-    relay::write(fixed, command, StreamId(stream), data).expect("fits");
+    relay::write(format, fixed, command, StreamId(stream), data).expect("fits");
     body
 }
 
@@ -65,8 +78,21 @@ impl Raw {
         first: &path::Relay,
         congestion_control: bool,
     ) -> Self {
+        let asked = ClientExtensions {
+            congestion_control,
+            ..ClientExtensions::default()
+        };
+        Self::asking(channel, first, &asked).await
+    }
+
+    /// A circuit of one hop that is asked for this.
+    pub(crate) async fn asking(
+        channel: &dyn Channel,
+        first: &path::Relay,
+        asked: &ClientExtensions,
+    ) -> Self {
         let mut circuit = channel.open().await.expect("opens");
-        let (state, skin) = skin(first, congestion_control);
+        let (state, skin) = skin_asking(first, asked);
         let create = Create2 {
             handshake: HandshakeType::NTOR_V3,
             data: &skin,
@@ -78,17 +104,27 @@ impl Raw {
         let created = Created2::parse(&created.body).expect("CREATED2");
         let (_, seed) = state.finish(created.data).expect("the relay's answer");
         let mut layers = ClientLayers::new();
-        layers.push(&seed).expect("a layer");
+        let crypto = crypto_of(asked);
+        layers.push(&seed, crypto).expect("a layer");
         Self {
             circuit,
             layers,
-            nonce: CircuitNonce::draw(&seed).expect("a nonce"),
+            nonce: CircuitNonce::draw(&seed, crypto).expect("a nonce"),
         }
     }
 
     /// Another hop.
     pub(crate) async fn extend(&mut self, to: &path::Relay, congestion_control: bool) {
-        let (state, skin) = skin(to, congestion_control);
+        let asked = ClientExtensions {
+            congestion_control,
+            ..ClientExtensions::default()
+        };
+        self.extend_asking(to, &asked).await;
+    }
+
+    /// Another hop that is asked for this.
+    pub(crate) async fn extend_asking(&mut self, to: &path::Relay, asked: &ClientExtensions) {
+        let (state, skin) = skin_asking(to, asked);
         self.ask_to_extend(Command::RELAY_EARLY, to, &skin).await;
         let Heard::Message(_, relay::RelayCommand::EXTENDED2, _, data, _) = self.hear().await
         else {
@@ -96,8 +132,9 @@ impl Raw {
         };
         let created = Created2::parse(&data).expect("EXTENDED2");
         let (_, seed) = state.finish(created.data).expect("the relay's answer");
-        self.layers.push(&seed).expect("a layer");
-        self.nonce = CircuitNonce::draw(&seed).expect("a nonce");
+        let crypto = crypto_of(asked);
+        self.layers.push(&seed, crypto).expect("a layer");
+        self.nonce = CircuitNonce::draw(&seed, crypto).expect("a nonce");
     }
 
     pub(crate) async fn ask_to_extend(&mut self, cell: Command, to: &path::Relay, skin: &[u8]) {
@@ -111,14 +148,17 @@ impl Raw {
         let mut data = Vec::new();
         extend.write(&mut data);
         let last = self.layers.len() - 1;
-        let cell = self.seal(cell, last, body(relay::RelayCommand::EXTEND2, 0, &data));
+        let format = self.layers.format(last);
+        let body = body_of(format, relay::RelayCommand::EXTEND2, 0, &data);
+        let cell = self.seal(cell, last, body);
         send(&mut self.circuit, cell).await;
     }
 
     /// A cell as it goes out.
     pub(crate) fn seal(&mut self, command: Command, hop: usize, mut body: BytesMut) -> Cell {
         let fixed = body.as_mut().try_into().expect("a body");
-        self.layers.encrypt_for(hop, fixed).expect("a hop");
+        let sealed = self.layers.encrypt_for(hop, command, fixed);
+        sealed.expect("a hop");
         Cell {
             circuit: self.circuit.id,
             command,
@@ -133,7 +173,8 @@ impl Raw {
     /// Says something to the last hop.
     pub(crate) async fn say(&mut self, command: relay::RelayCommand, stream: u16, data: &[u8]) {
         let last = self.layers.len() - 1;
-        let cell = self.seal(Command::RELAY, last, body(command, stream, data));
+        let body = body_of(self.layers.format(last), command, stream, data);
+        let cell = self.seal(Command::RELAY, last, body);
         self.send(cell).await;
     }
 
@@ -152,7 +193,7 @@ impl Raw {
         assert_eq!(cell.command, Command::RELAY);
         let fixed = cell.fixed().expect("a body");
         assert_eq!(self.layers.decrypt(fixed), None, "of a hop");
-        let header = Header::read(fixed);
+        let header = Header::read(Format::V0, fixed).expect("a message");
         header.data(fixed).expect("data").to_vec()
     }
 
@@ -170,10 +211,10 @@ impl Raw {
             }
             Command::RELAY => {
                 let fixed = cell.fixed().expect("a body");
-                let (hop, digest) = self.layers.decrypt(fixed).expect("of a hop");
-                let header = Header::read(fixed);
+                let (hop, tag) = self.layers.decrypt(fixed).expect("of a hop");
+                let header = Header::read(self.layers.format(hop), fixed).expect("a message");
                 let data = header.data(fixed).expect("data").to_vec();
-                Heard::Message(hop, header.command, header.stream, data, digest)
+                Heard::Message(hop, header.command, header.stream, data, tag)
             }
             other => panic!("{other:?} towards a client"),
         }
@@ -193,13 +234,25 @@ impl Raw {
 
 /// A CREATE2's content, and what is kept of it.
 pub(crate) fn skin(relay: &path::Relay, congestion_control: bool) -> (ntor3::ClientState, Vec<u8>) {
-    let mut message = Vec::new();
-    let extensions = ClientExtensions {
+    let asked = ClientExtensions {
         congestion_control,
         ..ClientExtensions::default()
     };
-    extensions.write(&mut message);
+    skin_asking(relay, &asked)
+}
+
+fn skin_asking(relay: &path::Relay, asked: &ClientExtensions) -> (ntor3::ClientState, Vec<u8>) {
+    let mut message = Vec::new();
+    asked.write(&mut message);
     ntor3::client(&relay.keys, &message).expect("made")
+}
+
+fn crypto_of(asked: &ClientExtensions) -> RelayCrypto {
+    if asked.subprotocols.is_empty() {
+        RelayCrypto::Tor1
+    } else {
+        RelayCrypto::Cgo
+    }
 }
 
 /// The id is set by the channel.

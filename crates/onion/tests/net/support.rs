@@ -91,6 +91,7 @@ async fn hold(channel: Arc<dyn Channel>) {
 pub(crate) struct Kind {
     pub(crate) ntor3: bool,
     pub(crate) congestion_control: bool,
+    pub(crate) cgo: bool,
 }
 
 impl Default for Kind {
@@ -98,6 +99,7 @@ impl Default for Kind {
         Self {
             ntor3: true,
             congestion_control: true,
+            cgo: true,
         }
     }
 }
@@ -183,7 +185,11 @@ pub(crate) fn known(relay: &relay::Relay, kind: Kind) -> path::Relay {
         addresses: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, port))],
         ntor3: kind.ntor3,
         congestion_control: kind.congestion_control,
-        protocols: Protocols::NONE,
+        protocols: if kind.cgo {
+            Protocols::CGO
+        } else {
+            Protocols::NONE
+        },
         half_close: true,
         exit: None,
     }

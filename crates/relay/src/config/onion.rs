@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hoplite_config::above_zero;
 use hoplite_link::LinkKind;
+use hoplite_wire::Protocols;
 use serde::Deserialize;
 
 use super::ConfigError;
@@ -21,6 +22,9 @@ pub struct Onion {
     pub channels: Vec<LinkKind>,
     /// Agree to congestion control (Tor's proposal 324) with clients that ask for it.
     pub congestion_control: bool,
+    /// Encrypt relay cells by Counter Galois Onion (Tor's proposal 359) for clients that ask for it, and say so in the descriptor of `[directory]`; needs
+    /// `congestion_control`.
+    pub cgo: bool,
     /// After how many seconds a relay that tells a directory of itself takes another onion key; the last one is accepted for a week
     /// more. 0 is never.
     #[serde(deserialize_with = "hoplite_config::seconds")]
@@ -114,6 +118,7 @@ impl Default for Onion {
             open: false,
             channels: vec![LinkKind::Quic, LinkKind::Tls],
             congestion_control: true,
+            cgo: true,
             rotate: Duration::from_secs(28 * 24 * 3600),
             circuits: 65_536,
             circuits_per_address: 8192,
@@ -154,6 +159,15 @@ impl Default for Onion {
 }
 
 impl Onion {
+    /// Which subprotocols of Tor it speaks with clients, of those that circuits choose by.
+    pub fn protocols(&self) -> Protocols {
+        if self.cgo && self.congestion_control {
+            Protocols::CGO
+        } else {
+            Protocols::NONE
+        }
+    }
+
     /// Whether channels run over this.
     pub(crate) fn has(&self, carrier: LinkKind) -> bool {
         self.channels.contains(&carrier)

@@ -313,6 +313,14 @@ pub struct Subprotocol {
     pub capability: u8,
 }
 
+impl Subprotocol {
+    /// Counter Galois Onion (`Relay=6`).
+    pub const CGO: Self = Self {
+        protocol: 2,
+        capability: 6,
+    };
+}
+
 /// What a client asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientExtensions {

@@ -1,5 +1,5 @@
 //! Relay messages: what client and relay tell each other inside a circuit, in the body of a RELAY cell once it is decrypted.
-//! tor-spec: "Relay cells"; proposal 324 §4 (XON, XOFF).
+//! tor-spec: "Relay cells"; proposals 324 §4 (XON, XOFF) and 359 (version 1 of the format).
 
 use std::{
     fmt,
@@ -9,16 +9,13 @@ use std::{
 use bytes::BufMut;
 
 pub use super::circuit::{Create2, Created2, Extend2, Extended2, LinkSpecifier, Truncated};
-use super::{BODY, DATA, Input, Malformed, short};
+use super::{BODY, Input, Malformed, short};
 use crate::Target;
 
-/// A relay message's header, in bytes.
-pub const HEADER: usize = 11;
-
-/// Where "recognized" stands in the body: two bytes, zero when the message is for whoever reads it.
+/// Where "recognized" stands in a body of version 0: two bytes, zero when the message is for whoever reads it.
 pub const RECOGNIZED_AT: usize = 1;
 
-/// Where the digest stands in the body: four bytes, taken as zero when it is computed.
+/// Where the digest stands in a body of version 0: four bytes, taken as zero when it is computed.
 pub const DIGEST_AT: usize = 5;
 
 numbers! {
@@ -102,43 +99,139 @@ impl StreamId {
     pub const CIRCUIT: Self = Self(0);
 }
 
-/// What stands before the data.
+impl RelayCommand {
+    /// Whether it is about a stream wherever there is congestion control: a stream has no SENDME of its own there.
+    const fn names_stream(self) -> bool {
+        matches!(
+            self,
+            Self::BEGIN
+                | Self::BEGIN_DIR
+                | Self::CONNECTED
+                | Self::DATA
+                | Self::END
+                | Self::RESOLVE
+                | Self::RESOLVED
+                | Self::XOFF
+                | Self::XON
+        )
+    }
+}
+
+/// How relay messages stand in the bodies of cells. It goes with the encryption of a hop.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// With tor1: command, recognized (2 bytes), stream (2), digest (4), length (2), data.
+    #[default]
+    V0,
+    /// With CGO: tag (16 bytes), command, length (2), stream (2) where the command is about one, data.
+    V1,
+}
+
+/// Bytes before the command in version 1: the tag, which the encryption sets.
+const TAG: usize = 16;
+
+impl Format {
+    /// Bytes before the data of a message with this command.
+    pub const fn header(self, command: RelayCommand) -> usize {
+        match self {
+            Self::V0 => 11,
+            Self::V1 if command.names_stream() => TAG + 5,
+            Self::V1 => TAG + 3,
+        }
+    }
+
+    /// Bytes of data that a message with this command may have.
+    pub const fn most(self, command: RelayCommand) -> usize {
+        BODY - self.header(command)
+    }
+}
+
+/// What stands before the data, but for what the encryption sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
+    /// Where its fields are.
+    pub format: Format,
     /// What the message is.
     pub command: RelayCommand,
-    /// Zero if the body is decrypted; else chance.
-    pub recognized: u16,
     /// The stream that it is about.
     pub stream: StreamId,
-    /// The first bytes of the running digest.
-    pub digest: [u8; 4],
-    /// How many bytes of the body are data. An encrypted body says anything here.
+    /// How many bytes of the body are data.
     pub length: u16,
 }
 
 impl Header {
-    /// What stands at the front of a body, encrypted or not.
-    pub const fn read(body: &[u8; BODY]) -> Self {
-        let [command, r0, r1, s0, s1, d0, d1, d2, d3, l0, l1, ..] = *body;
-        Self {
-            command: RelayCommand(command),
-            recognized: u16::from_be_bytes([r0, r1]),
-            stream: StreamId(u16::from_be_bytes([s0, s1])),
-            digest: [d0, d1, d2, d3],
-            length: u16::from_be_bytes([l0, l1]),
-        }
+    /// What stands at the front of a decrypted body.
+    ///
+    /// # Errors
+    /// [`Malformed`] in version 1 if the command is about a stream and names none.
+    pub fn read(format: Format, body: &[u8; BODY]) -> Result<Self, Malformed> {
+        let number = |high, low| u16::from_be_bytes([high, low]);
+        let (command, stream, length) = match (format, body) {
+            (Format::V0, [command, _, _, s0, s1, _, _, _, _, l0, l1, ..]) => {
+                (command, number(*s0, *s1), number(*l0, *l1))
+            }
+            (
+                Format::V1,
+                [
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    command,
+                    l0,
+                    l1,
+                    s0,
+                    s1,
+                    ..,
+                ],
+            ) => {
+                let names_stream = RelayCommand(*command).names_stream();
+                let stream = if names_stream { number(*s0, *s1) } else { 0 };
+                (command, stream, number(*l0, *l1))
+            }
+        };
+        let header = Self {
+            format,
+            command: RelayCommand(*command),
+            stream: StreamId(stream),
+            length,
+        };
+        header.check_stream().map(|()| header)
     }
 
-    /// Writes the header at the front of a body.
-    pub fn write(&self, body: &mut [u8; BODY]) {
-        let [recognized, stream, length] =
-            [self.recognized, self.stream.0, self.length].map(u16::to_be_bytes);
-        let fields = [&[self.command.0][..], &recognized, &stream, &self.digest];
-        let bytes = fields.into_iter().flatten().chain(&length);
-        body.iter_mut()
-            .zip(bytes)
-            .for_each(|(to, from)| *to = *from);
+    /// Writes it at the front of a body, with zeros where the encryption sets something.
+    ///
+    /// # Errors
+    /// [`Malformed`] if there is more data than fits, or in version 1 if the command is about a stream and names none, or the other way round; then
+    /// nothing is written.
+    pub fn write(&self, body: &mut [u8; BODY]) -> Result<(), Malformed> {
+        self.check_stream()?;
+        self.check_length()?;
+        let command = [self.command.0];
+        let [stream, length] = [self.stream.0, self.length].map(u16::to_be_bytes);
+        let fields: [&[u8]; 5] = match self.format {
+            Format::V0 => [&command, &[0; 2], &stream, &[0; 4], &length],
+            Format::V1 if self.command.names_stream() => {
+                [&[0; TAG], &command, &length, &stream, &[]]
+            }
+            Format::V1 => [&[0; TAG], &command, &length, &[], &[]],
+        };
+        let bytes = fields.into_iter().flatten();
+        let pairs = body.iter_mut().zip(bytes);
+        pairs.for_each(|(to, from)| *to = *from);
+        Ok(())
     }
 
     /// The data behind this header.
@@ -146,35 +239,54 @@ impl Header {
     /// # Errors
     /// [`Malformed`] if it says that there are more than fit.
     pub fn data<'a>(&self, body: &'a [u8; BODY]) -> Result<&'a [u8], Malformed> {
-        let (_, data) = body.split_at_checked(HEADER).unwrap_or_default();
-        data.get(..self.length.into())
-            .ok_or(Malformed("length of a relay message"))
+        self.check_length()?;
+        let (_, data) = body.split_at_checked(self.len()).unwrap_or_default();
+        data.get(..self.length.into()).ok_or(LENGTH)
+    }
+
+    /// How many bytes it takes itself.
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub const fn len(&self) -> usize {
+        self.format.header(self.command)
+    }
+
+    fn check_length(&self) -> Result<(), Malformed> {
+        let fits = usize::from(self.length) <= self.format.most(self.command);
+        fits.then_some(()).ok_or(LENGTH)
+    }
+
+    /// Version 0 can say everything; who understands a message says what its stream means.
+    fn check_stream(&self) -> Result<(), Malformed> {
+        let names_one = self.stream != StreamId::CIRCUIT;
+        let right = self.format == Format::V0 || names_one == self.command.names_stream();
+        right
+            .then_some(())
+            .ok_or(Malformed("stream of a relay message"))
     }
 }
 
-/// Writes a whole relay message into a body, with a digest of zero, and hands out the padding to be filled: "four zero-valued bytes,
-/// followed by as many random bytes as will fit". The zeros are written, the random bytes are the caller's: what was there stays.
+const LENGTH: Malformed = Malformed("length of a relay message");
+
+/// Writes a whole relay message into a body, with zeros where the encryption sets something, and hands out the padding to be filled: "four
+/// zero-valued bytes, followed by as many random bytes as will fit". The zeros are written, the random bytes are the caller's: what was there stays.
 ///
 /// # Errors
-/// [`Malformed`] if there are more than [`DATA`] bytes of data; then nothing is written.
+/// As [`Header::write`]; then nothing is written.
 pub fn write<'a>(
+    format: Format,
     body: &'a mut [u8; BODY],
     command: RelayCommand,
     stream: StreamId,
     data: &[u8],
 ) -> Result<&'a mut [u8], Malformed> {
-    let length = u16::try_from(data.len())
-        .ok()
-        .filter(|_| data.len() <= DATA);
-    Header {
+    let header = Header {
+        format,
         command,
-        recognized: 0,
         stream,
-        digest: [0; 4],
-        length: length.ok_or(Malformed("length of a relay message"))?,
-    }
-    .write(body);
-    let (_, rest) = body.split_at_mut_checked(HEADER).unwrap_or_default();
+        length: data.len().try_into().map_err(|_| LENGTH)?,
+    };
+    header.write(body)?;
+    let (_, rest) = body.split_at_mut_checked(header.len()).unwrap_or_default();
     let (to, padding) = rest.split_at_mut_checked(data.len()).unwrap_or_default();
     to.copy_from_slice(data);
     let zeros = padding.len().min(4);
@@ -505,8 +617,35 @@ impl fmt::Debug for End {
 pub enum Sendme {
     /// Without a proof.
     V0,
-    /// With the digest of the cell that it answers: only whoever has seen that cell knows it.
-    V1([u8; 20]),
+    /// With the tag of the cell that it answers: only whoever has seen that cell knows it.
+    V1(SendmeTag),
+}
+
+/// What the encryption of a hop makes of each cell for an authenticated SENDME to repeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendmeTag {
+    /// Of tor1: the running digest after the cell; all of a SHA-1, the first 20 bytes of a SHA3-256.
+    Tor1([u8; 20]),
+    /// Of CGO: the first bytes of the cell, as its last layer has them.
+    Cgo([u8; 16]),
+}
+
+impl SendmeTag {
+    /// Its bytes.
+    pub const fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Tor1(digest) => digest,
+            Self::Cgo(tag) => tag,
+        }
+    }
+
+    /// More than 20 bytes are cut.
+    fn of(bytes: &[u8]) -> Option<Self> {
+        match <[u8; 16]>::try_from(bytes) {
+            Ok(tag) => Some(Self::Cgo(tag)),
+            Err(_) => bytes.first_chunk().copied().map(Self::Tor1),
+        }
+    }
 }
 
 /// XON: the stream may go on.
@@ -521,10 +660,10 @@ pub struct Xon {
 pub struct Xoff;
 
 impl Sendme {
-    /// Reads a SENDME message. Nothing at all is version 0. More than 20 bytes of digest are cut.
+    /// Reads a SENDME message. Nothing at all is version 0.
     ///
     /// # Errors
-    /// [`Malformed`] for another version and for a digest that is too short: "the circuit should be torn down".
+    /// [`Malformed`] for another version and for a tag of a length that none has: "the circuit should be torn down".
     pub fn parse(data: &[u8]) -> Result<Self, Malformed> {
         let mut input = Input::new(data, "SENDME");
         if input.is_empty() {
@@ -533,9 +672,8 @@ impl Sendme {
         match input.u8()? {
             0 => Ok(Self::V0),
             1 => {
-                let digest = input.counted_wide()?;
-                let digest = digest.first_chunk::<20>();
-                digest.map(|d| Self::V1(*d)).ok_or(Malformed("SENDME"))
+                let tag = SendmeTag::of(input.counted_wide()?);
+                tag.map(Self::V1).ok_or(Malformed("SENDME"))
             }
             _ => Err(input.malformed()),
         }
@@ -543,9 +681,9 @@ impl Sendme {
 
     /// Writes the message.
     pub fn write(&self, out: &mut impl BufMut) {
-        if let Self::V1(digest) = self {
-            out.put_slice(&[1, 0, 20]);
-            out.put_slice(digest);
+        if let Self::V1(tag) = self {
+            out.put_slice(&[1, 0, short(tag.as_bytes().len())]);
+            out.put_slice(tag.as_bytes());
         }
     }
 }

@@ -5,8 +5,13 @@ use proptest::prelude::*;
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use shake::{ExtendableOutput, Shake256, Update, XofReader};
 
+use hoplite_wire::cell::{Command, relay::SendmeTag};
+
 use super::{
-    super::testing::{bytes, speed_of},
+    super::{
+        layers::{ClientLayers, MAX_HOPS},
+        testing::{bytes, speed_of},
+    },
     *,
 };
 
@@ -18,11 +23,13 @@ struct Circuit {
 
 impl Circuit {
     fn new(keys: &[[u8; 72]]) -> Self {
-        let layers = keys.iter().map(|keys| ClientLayer::relay(&Keys::of(keys)));
+        let layers = keys
+            .iter()
+            .map(|keys| ClientLayer::relay_of(&Keys::of(keys)));
         let layers = layers.collect::<Result<_, _>>().expect("layers");
         let relays = keys.iter().map(|keys| RelayLayer::of(&Keys::of(keys)));
         Self {
-            client: ClientLayers(layers),
+            client: ClientLayers::of_tor1(layers),
             relays: relays.collect::<Result<_, _>>().expect("layers"),
         }
     }
@@ -33,19 +40,20 @@ impl Circuit {
     }
 
     /// Lets a cell go from relay to relay until one recognises it.
-    fn forward(&mut self, body: &mut [u8; BODY]) -> Option<(usize, Digest)> {
+    fn forward(&mut self, body: &mut [u8; BODY]) -> Option<(usize, SendmeTag)> {
         let relays = self.relays.iter_mut().enumerate();
-        let mut heard = relays.map(|(hop, relay)| Some((hop, relay.forward(body)?)));
+        let mut heard =
+            relays.map(|(hop, relay)| Some((hop, SendmeTag::Tor1(relay.forward(body)?))));
         heard.find_map(|found| found)
     }
 
     /// Lets relay `hop` say something, and the relays before it pass it on.
-    fn say(&mut self, hop: usize, body: &mut [u8; BODY]) -> Digest {
+    fn say(&mut self, hop: usize, body: &mut [u8; BODY]) -> SendmeTag {
         let digest = self.relays[hop].originate(body);
         for relay in self.relays[..hop].iter_mut().rev() {
             relay.backward(body);
         }
-        digest
+        SendmeTag::Tor1(digest)
     }
 }
 
@@ -95,7 +103,10 @@ fn the_cells_of_c_tor_come_out_byte_for_byte() {
         body[9..11].copy_from_slice(&498u16.to_be_bytes());
         data.read(&mut body[11..]);
         let sent = body;
-        circuit.client.encrypt_for(2, &mut body).expect("a hop");
+        circuit
+            .client
+            .encrypt_for(2, Command::RELAY, &mut body)
+            .expect("a hop");
         match number {
             0 => assert_eq!(body, bytes(include_str!("tests/cell0.hex"))),
             50 => assert_eq!(body, bytes(include_str!("tests/cell50.hex"))),
@@ -104,24 +115,6 @@ fn the_cells_of_c_tor_come_out_byte_for_byte() {
         let heard = circuit.forward(&mut body).expect("recognised");
         assert_eq!((heard.0, without_digest(&body)), (2, sent));
     }
-}
-
-#[test]
-fn a_circuit_has_at_most_eight_hops_and_says_nothing_to_others() {
-    let seed = Seed::shake256(Zeroizing::new([1; 32]), b"test", 0);
-    let mut client = ClientLayers::new();
-    for _ in 0..MAX_HOPS {
-        client.push(&seed).expect("a hop");
-    }
-    assert_eq!(client.push(&seed), Err(Refused::Unacceptable));
-    client.truncate(3);
-    assert_eq!(client.len(), 3);
-    let mut body = message(0);
-    for hop in [3, usize::MAX] {
-        assert_eq!(client.encrypt_for(hop, &mut body), None);
-    }
-    assert_eq!(body, message(0));
-    assert!(client.encrypt_for(2, &mut body).is_some());
 }
 
 /// A client and a service whose circuits are joined by a relay that each reaches by one hop.
@@ -148,11 +141,17 @@ fn client_and_service_hear_each_other_and_the_relay_that_joins_them_neither() {
     let [mut client, mut service] = joined();
     for number in 0..40 {
         let (sent, mut body) = (message(number), message(number));
-        let digest = client.client.encrypt_for(1, &mut body).expect("a hop");
+        let digest = client
+            .client
+            .encrypt_for(1, Command::RELAY, &mut body)
+            .expect("a hop");
         across(&mut client, &mut service, &sent, &mut body);
         assert_eq!(service.client.decrypt(&mut body), Some((1, digest)));
         assert_eq!(without_digest(&body), sent);
-        let digest = service.client.encrypt_for(1, &mut body).expect("a hop");
+        let digest = service
+            .client
+            .encrypt_for(1, Command::RELAY, &mut body)
+            .expect("a hop");
         across(&mut service, &mut client, &sent, &mut body);
         assert_eq!(client.client.decrypt(&mut body), Some((1, digest)));
         assert_eq!(without_digest(&body), sent);
@@ -164,33 +163,23 @@ fn what_was_changed_or_turned_back_between_client_and_service_is_recognised_by_n
     for bit in [0, 8 * 20, 8 * BODY - 1] {
         let [mut client, mut service] = joined();
         let mut body = message(1);
-        client.client.encrypt_for(1, &mut body).expect("a hop");
+        client
+            .client
+            .encrypt_for(1, Command::RELAY, &mut body)
+            .expect("a hop");
         across(&mut client, &mut service, &message(1), &mut body);
         body[bit / 8] ^= 1 << (bit % 8);
         assert_eq!(service.client.decrypt(&mut body), None);
     }
     let [mut client, _] = joined();
     let mut body = message(1);
-    client.client.encrypt_for(1, &mut body).expect("a hop");
+    client
+        .client
+        .encrypt_for(1, Command::RELAY, &mut body)
+        .expect("a hop");
     assert_eq!(client.forward(&mut body), None);
     client.relays[0].backward(&mut body);
     assert_eq!(client.client.decrypt(&mut body), None);
-}
-
-#[test]
-fn a_circuit_leads_to_one_service_and_to_no_relay_behind_it() {
-    let [mut client, _] = joined();
-    let seed = Seed::shake256_of(Zeroizing::new([9; 32]), b"test");
-    let again = client.client.push_service(&seed, Party::Client);
-    assert_eq!(again, Err(Refused::Unacceptable));
-    assert_eq!(client.client.push(&seed), Err(Refused::Unacceptable));
-    // Behind the longest path, too.
-    let mut longest = ClientLayers::new();
-    for _ in 0..MAX_HOPS {
-        longest.push(&seed).expect("a hop");
-    }
-    longest.push_service(&seed, Party::Client).expect("a hop");
-    assert_eq!(longest.len(), MAX_HOPS + 1);
 }
 
 /// The layer written down anew: SHA3-256 over all that was said, AES-256 block by block.
@@ -214,11 +203,13 @@ fn the_layer_with_a_service_is_that_of_the_plain_construction() {
         };
         for number in 0..9 {
             let (mut ours, mut theirs) = (message(number), message(number));
-            let digest = layers.encrypt_for(0, &mut ours).expect("a hop");
+            let digest = layers
+                .encrypt_for(0, Command::RELAY, &mut ours)
+                .expect("a hop");
             plain.said.extend_from_slice(&theirs);
             let whole = aws_lc_rs::digest::digest(&SHA3_256, &plain.said);
-            assert_eq!(digest, whole.as_ref()[..20]);
-            theirs[5..9].copy_from_slice(&digest[..4]);
+            assert_eq!(digest.as_bytes(), &whole.as_ref()[..20]);
+            theirs[5..9].copy_from_slice(&digest.as_bytes()[..4]);
             plain.cipher(&mut theirs);
             assert_eq!(ours, theirs, "cell {number}");
         }
@@ -303,15 +294,16 @@ fn every_cell_is_that_of_the_plain_construction_in_both_directions() {
     for number in 0..40 {
         let hop = number % 3;
         let (mut ours, mut theirs) = (message(number), message(number));
-        let digest = circuit.client.encrypt_for(hop, &mut ours);
-        assert_eq!(digest, Some(plain[hop].0.seal(&mut theirs)));
+        let digest = circuit.client.encrypt_for(hop, Command::RELAY, &mut ours);
+        let plain_digest = SendmeTag::Tor1(plain[hop].0.seal(&mut theirs));
+        assert_eq!(digest, Some(plain_digest));
         let way = plain[..=hop].iter_mut().rev();
         way.for_each(|hop| hop.0.cipher(&mut theirs));
         assert_eq!(ours, theirs, "forward, cell {number}");
 
         let (mut ours, mut theirs) = (message(1000 + number), message(1000 + number));
         let digest = circuit.say(hop, &mut ours);
-        assert_eq!(digest, plain[hop].1.seal(&mut theirs));
+        assert_eq!(digest, SendmeTag::Tor1(plain[hop].1.seal(&mut theirs)));
         let way = plain[..=hop].iter_mut().rev();
         way.for_each(|hop| hop.1.cipher(&mut theirs));
         assert_eq!(ours, theirs, "backward, cell {number}");
@@ -344,7 +336,7 @@ fn forward_all(circuit: &mut Circuit, count: usize, hops: usize) -> Vec<[u8; BOD
             let mut body = message(number);
             circuit
                 .client
-                .encrypt_for(number % hops, &mut body)
+                .encrypt_for(number % hops, Command::RELAY, &mut body)
                 .expect("a hop");
             body
         })
@@ -361,7 +353,7 @@ proptest! {
             let mut body = message(number);
             let (hop, sent, heard) = match step {
                 Step::Forward(hop) => {
-                    let sent = circuit.client.encrypt_for(hop, &mut body).expect("a hop");
+                    let sent = circuit.client.encrypt_for(hop, Command::RELAY, &mut body).expect("a hop");
                     (hop, sent, circuit.forward(&mut body))
                 }
                 Step::Backward(hop) => {
@@ -371,7 +363,7 @@ proptest! {
             };
             prop_assert_eq!(heard, Some((hop, sent)));
             prop_assert_eq!(without_digest(&body), message(number));
-            prop_assert_eq!(&body[5..9], &sent[..4]);
+            prop_assert_eq!(&body[5..9], &sent.as_bytes()[..4]);
         }
     }
 
@@ -385,7 +377,7 @@ proptest! {
             if backward {
                 circuit.say(hops - 1, &mut body);
             } else {
-                circuit.client.encrypt_for(hops - 1, &mut body).expect("a hop");
+                circuit.client.encrypt_for(hops - 1, Command::RELAY, &mut body).expect("a hop");
             }
             if number == good {
                 body[bit / 8] ^= 1 << (bit % 8);
@@ -457,12 +449,12 @@ fn speed() {
         black_box(relay.originate(body));
     });
     report("a client makes a cell for three hops", |body| {
-        black_box(circuit.client.encrypt_for(2, body));
+        black_box(circuit.client.encrypt_for(2, Command::RELAY, body));
     });
     // Its relays have read none of the cells that the first one made.
     let mut circuit = Circuit::of(3);
     report("the same, and three relays read it", |body| {
-        circuit.client.encrypt_for(2, body);
+        circuit.client.encrypt_for(2, Command::RELAY, body);
         assert!(circuit.forward(body).is_some());
     });
 }

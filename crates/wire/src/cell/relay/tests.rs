@@ -1,6 +1,6 @@
 use proptest::{collection::vec, prelude::*};
 
-use super::*;
+use super::{super::DATA, *};
 
 fn data(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut out = Vec::new();
@@ -76,57 +76,126 @@ fn reasons_of_a_streams_end_are_those_of_the_specification() {
 
 #[test]
 fn a_message_stands_in_its_cell_as_specified() {
-    let mut body = [0xee; BODY];
-    let padding = write(&mut body, RelayCommand::DATA, StreamId(0x0102), b"hello").unwrap();
-    assert_eq!(padding.len(), DATA - 5 - 4);
-    padding.fill(0x99);
-    assert_eq!(body[..11], [2, 0, 0, 1, 2, 0, 0, 0, 0, 0, 5]);
-    assert_eq!(&body[11..16], b"hello");
-    assert_eq!(body[16..20], [0; 4]);
-    assert!(body[20..].iter().all(|byte| *byte == 0x99));
-    body[DIGEST_AT..DIGEST_AT + 4].copy_from_slice(&[0xd1, 0xd2, 0xd3, 0xd4]);
-    body[RECOGNIZED_AT + 1] = 7;
-    let header = Header::read(&body);
-    let wanted = Header {
-        command: RelayCommand::DATA,
-        recognized: 7,
-        stream: StreamId(0x0102),
-        digest: [0xd1, 0xd2, 0xd3, 0xd4],
-        length: 5,
-    };
-    assert_eq!(header, wanted);
-    assert_eq!(header.data(&body), Ok(&b"hello"[..]));
+    let heads: [(Format, &[u8], usize); 2] = [
+        (Format::V0, &[2, 0, 0, 1, 2, 0, 0, 0, 0, 0, 5], 498),
+        (
+            Format::V1,
+            &[
+                0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 5, 1, 2,
+            ],
+            488,
+        ),
+    ];
+    for (format, head, most) in heads {
+        let mut body = [0xee; BODY];
+        let stream = StreamId(0x0102);
+        let padding = write(format, &mut body, RelayCommand::DATA, stream, b"hello").unwrap();
+        assert_eq!(padding.len(), most - 5 - 4);
+        padding.fill(0x99);
+        let (found, rest) = body.split_at(head.len());
+        assert_eq!(found, head);
+        assert_eq!(&rest[..9], b"hello\0\0\0\0");
+        assert!(rest[9..].iter().all(|byte| *byte == 0x99));
+        // What the encryption sets is not looked at.
+        match format {
+            Format::V0 => {
+                body[DIGEST_AT..DIGEST_AT + 4].fill(0xd1);
+                body[RECOGNIZED_AT..RECOGNIZED_AT + 2].fill(7);
+            }
+            Format::V1 => body[..16].fill(0xd1),
+        }
+        let header = Header::read(format, &body).unwrap();
+        let wanted = Header {
+            format,
+            command: RelayCommand::DATA,
+            stream,
+            length: 5,
+        };
+        assert_eq!(header, wanted);
+        assert_eq!(header.data(&body), Ok(&b"hello"[..]));
+    }
+}
+
+#[test]
+fn a_message_of_a_circuit_has_no_stream_in_version_1() {
+    let mut body = [0; BODY];
+    let data = [&[1, 0, 16][..], &[0xaa; 16]].concat();
+    let random = write(
+        Format::V1,
+        &mut body,
+        RelayCommand::SENDME,
+        StreamId::CIRCUIT,
+        &data,
+    );
+    assert_eq!(random.unwrap().len(), 490 - 19 - 4);
+    assert_eq!(body[16..22], [5, 0, 19, 1, 0, 16]);
+    let header = Header::read(Format::V1, &body).unwrap();
+    let message = Message::parse(header.command, header.data(&body).unwrap());
+    assert_eq!(
+        message,
+        Ok(Message::Sendme(Sendme::V1(SendmeTag::Cgo([0xaa; 16]))))
+    );
+}
+
+/// tor-spec "Relay cells", and every command that nobody knows.
+#[test]
+fn in_version_1_a_command_about_a_stream_names_one_and_another_does_not() {
+    let streams = [1, 2, 3, 4, 11, 12, 13, 43, 44];
+    for command in (0..=u8::MAX).map(RelayCommand) {
+        let wrong = StreamId(u16::from(!streams.contains(&command.0)));
+        let right = StreamId(u16::from(streams.contains(&command.0)));
+        let mut body = [0x5a; BODY];
+        let refused = write(Format::V1, &mut body, command, wrong, &[]);
+        assert_eq!(refused, Err(Malformed("stream of a relay message")));
+        assert_eq!(body, [0x5a; BODY]);
+        write(Format::V1, &mut body, command, right, &[]).unwrap();
+        assert_eq!(Header::read(Format::V1, &body).unwrap().stream, right);
+        body[19..21].fill(0);
+        assert_eq!(Header::read(Format::V1, &body).is_err(), right.0 == 1);
+        // Version 0 leaves it to who understands the command.
+        for stream in [0, 1].map(StreamId) {
+            write(Format::V0, &mut body, command, stream, &[]).unwrap();
+            assert_eq!(Header::read(Format::V0, &body).unwrap().stream, stream);
+        }
+    }
 }
 
 #[test]
 fn a_full_message_leaves_no_padding_and_one_byte_more_is_refused() {
-    let mut body = [0; BODY];
-    for bytes in DATA - 5..=DATA {
-        let random = write(
-            &mut body,
-            RelayCommand::DATA,
-            StreamId(1),
-            &[7; DATA][..bytes],
-        );
-        assert_eq!(random.unwrap().len(), usize::from(bytes == DATA - 5));
-        assert_eq!(Header::read(&body).data(&body).unwrap().len(), bytes);
+    for (format, command, stream, most) in [
+        (Format::V0, RelayCommand::DATA, StreamId(1), DATA),
+        (Format::V0, RelayCommand::EXTEND2, StreamId::CIRCUIT, DATA),
+        (Format::V1, RelayCommand::DATA, StreamId(1), 488),
+        (Format::V1, RelayCommand::EXTEND2, StreamId::CIRCUIT, 490),
+    ] {
+        let mut body = [0; BODY];
+        for bytes in most - 5..=most {
+            let random = write(format, &mut body, command, stream, &[7; DATA][..bytes]);
+            assert_eq!(random.unwrap().len(), usize::from(bytes == most - 5));
+            let header = Header::read(format, &body).unwrap();
+            assert_eq!(header.data(&body).unwrap().len(), bytes);
+        }
+        let before = body;
+        let refused = write(format, &mut body, command, stream, &[7; DATA + 1][..=most]);
+        assert_eq!(refused, Err(Malformed("length of a relay message")));
+        assert_eq!(body, before);
     }
-    let before = body;
-    let refused = write(&mut body, RelayCommand::DATA, StreamId(1), &[7; DATA + 1]);
-    assert_eq!(refused, Err(Malformed("length of a relay message")));
-    assert_eq!(body, before);
 }
 
 #[test]
 fn a_length_beyond_the_cell_is_malformed() {
-    let mut body = [0; BODY];
-    for (length, fits) in [(498, true), (499, false), (65_535, false)] {
-        let header = Header {
-            length,
-            ..Header::read(&body)
-        };
-        header.write(&mut body);
-        assert_eq!(Header::read(&body).data(&body).is_ok(), fits, "{length}");
+    for (format, at, command, most) in [
+        (Format::V0, 9, RelayCommand::DATA, 498),
+        (Format::V1, 17, RelayCommand::DATA, 488),
+        (Format::V1, 17, RelayCommand::EXTENDED2, 490),
+    ] {
+        let mut body = [1; BODY];
+        body[at - 1 - 8 * usize::from(format == Format::V0)] = command.0;
+        for (length, fits) in [(most, true), (most + 1, false), (65_535, false)] {
+            body[at..at + 2].copy_from_slice(&u16::to_be_bytes(length));
+            let header = Header::read(format, &body).unwrap();
+            assert_eq!(header.data(&body).is_ok(), fits, "{length}");
+        }
     }
 }
 
@@ -218,16 +287,28 @@ fn an_end_is_a_reason_and_for_the_policy_an_address() {
 #[test]
 fn a_sendme_proves_what_was_seen_or_proves_nothing() {
     let bytes = [&[1, 0, 20][..], &[0xd1; 20]].concat();
-    assert_eq!(Sendme::parse(&bytes), Ok(Sendme::V1([0xd1; 20])));
-    assert_eq!(data(|out| Sendme::V1([0xd1; 20]).write(out)), bytes);
+    let right = Sendme::V1(SendmeTag::Tor1([0xd1; 20]));
+    assert_eq!(Sendme::parse(&bytes), Ok(right));
+    assert_eq!(data(|out| right.write(out)), bytes);
+    let tag = [&[1, 0, 16][..], &[0xd1; 16]].concat();
+    let by_tag = Sendme::V1(SendmeTag::Cgo([0xd1; 16]));
+    assert_eq!(Sendme::parse(&tag), Ok(by_tag));
+    assert_eq!(data(|out| by_tag.write(out)), tag);
     assert_eq!(data(|out| Sendme::V0.write(out)), []);
     for none in [&[][..], &[0], &[0, 1, 2, 3]] {
         assert_eq!(Sendme::parse(none), Ok(Sendme::V0));
     }
     let longer = [&[1, 0, 32][..], &[0xd1; 20], &[0xee; 12]].concat();
-    assert_eq!(Sendme::parse(&longer), Ok(Sendme::V1([0xd1; 20])));
+    assert_eq!(Sendme::parse(&longer), Ok(right));
     let short = [&[1, 0, 19][..], &[0xd1; 20]].concat();
-    for bad in [&short[..], &bytes[..22], &[2, 0, 0], &[1]] {
+    for bad in [
+        &short[..],
+        &bytes[..22],
+        &tag[..18],
+        &[1, 0, 0],
+        &[2, 0, 0],
+        &[1],
+    ] {
         assert_eq!(Sendme::parse(bad), Err(Malformed("SENDME")));
     }
 }
@@ -335,25 +416,36 @@ fn messages_without_a_body_ignore_what_stands_there() {
     }
 }
 
-/// A whole message in a cell, and back.
+/// A whole message in a cell of either format, and back.
 fn there_and_back(message: &Message<'_>) -> Result<(), TestCaseError> {
     let bytes = data(|out| message.write(out));
-    let mut body = [0x5a; BODY];
-    write(&mut body, message.command(), StreamId(9), &bytes).unwrap();
-    let header = Header::read(&body);
-    let parsed = Message::parse(header.command, header.data(&body).unwrap());
-    prop_assert_eq!(parsed.as_ref(), Ok(message));
+    let command = message.command();
+    let about_stream = Format::V1.header(command) > Format::V1.header(RelayCommand::EXTEND2);
+    let stream = StreamId(9 * u16::from(about_stream));
+    for format in [Format::V0, Format::V1] {
+        let mut body = [0x5a; BODY];
+        let written = write(format, &mut body, command, stream, &bytes).is_ok();
+        prop_assert_eq!(written, bytes.len() <= format.most(command));
+        if !written {
+            continue;
+        }
+        let header = Header::read(format, &body).unwrap();
+        let parsed = Message::parse(header.command, header.data(&body).unwrap());
+        prop_assert_eq!(parsed.as_ref(), Ok(message));
+    }
     Ok(())
 }
 
 proptest! {
     #[test]
-    fn headers_are_read_back(command: u8, recognized: u16, stream: u16, digest: [u8; 4], length: u16) {
-        let header = Header { command: RelayCommand(command), recognized, stream: StreamId(stream), digest, length };
+    fn headers_are_read_back(command: u8, stream: u16, length in 0_u16..=488, version_1: bool) {
+        let format = if version_1 { Format::V1 } else { Format::V0 };
+        let header = Header { format, command: RelayCommand(command), stream: StreamId(stream), length };
         let mut body = [0x5a; BODY];
-        header.write(&mut body);
-        prop_assert_eq!(Header::read(&body), header);
-        prop_assert!(body[HEADER..].iter().all(|byte| *byte == 0x5a));
+        if header.write(&mut body).is_ok() {
+            prop_assert_eq!(Header::read(format, &body), Ok(header));
+        }
+        prop_assert!(body[header.len()..].iter().all(|byte| *byte == 0x5a));
     }
 
     #[test]
@@ -378,7 +470,8 @@ proptest! {
     fn messages_of_circuits_are_read_back(reason: u8, digest: [u8; 20], kbps: u32, identity: [u8; 32], bytes in vec(any::<u8>(), 0..400)) {
         there_and_back(&Message::End(End::new(EndReason(reason))))?;
         there_and_back(&Message::Truncated(super::super::circuit::DestroyReason(reason)))?;
-        there_and_back(&Message::Sendme(Sendme::V1(digest)))?;
+        there_and_back(&Message::Sendme(Sendme::V1(SendmeTag::Tor1(digest))))?;
+        there_and_back(&Message::Sendme(Sendme::V1(SendmeTag::Cgo(*digest.first_chunk().unwrap()))))?;
         there_and_back(&Message::Sendme(Sendme::V0))?;
         there_and_back(&Message::Xon(Xon { kbps }))?;
         there_and_back(&Message::Xoff(Xoff))?;
