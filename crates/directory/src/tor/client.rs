@@ -207,13 +207,13 @@ impl Renewal {
 
     /// Judges a consensus, by the certificates that are held and those that were answered. `None`: it is the one that is here, and nothing is missing.
     fn believe(
-        self,
-        consensus: Arc<str>,
+        &self,
+        consensus: &Arc<str>,
         answered: &str,
         now: u64,
     ) -> Result<Option<Believed>, Refused> {
         let certificates = [&*self.certificates, answered].concat();
-        let read = check(&consensus, &certificates, &self.trust, now)?;
+        let read = check(consensus, &certificates, &self.trust, now)?;
         let hash = sha256(read.signed.as_bytes());
         self.is_next(read.valid_after, &hash)?;
         let certificates = certificates_of(&read, &certificates)?;
@@ -230,7 +230,7 @@ impl Renewal {
             return Ok(None);
         }
         Ok(Some(Believed {
-            consensus: Arc::clone(&consensus),
+            consensus: Arc::clone(consensus),
             hash,
             certificates,
             described,
@@ -376,7 +376,7 @@ async fn consensus_of(
         None => String::new(),
     };
     let renewal = renewal.clone();
-    beside(move || renewal.believe(consensus, &answered, now)).await
+    beside(move || renewal.believe(&consensus, &answered, now)).await
 }
 
 /// Beside the traffic: signatures and texts of millions of bytes take their time.
