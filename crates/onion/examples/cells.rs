@@ -1,6 +1,7 @@
 //! What the way of a cell costs: a client, three relays and a target in one process, a thread for each, over channels in memory, QUIC or TLS.
 //! `cargo run --release -p hoplite-onion --example cells -- quic 512` prints one line of JSON: how fast one circuit is, and what each party's
-//! thread used (CPU seconds for each gigabyte of the stream). It measures and asserts nothing. docs/performance.md says how to run it.
+//! thread used (CPU seconds for each gigabyte of the stream). With `tor1` as fifth argument the cells are encrypted so, else by CGO. It measures and
+//! asserts nothing. docs/performance.md says how to run it.
 //!
 //! The target is part of the last relay's thread and costs next to nothing: what an exit's own socket costs is not in it.
 
@@ -287,7 +288,7 @@ fn station(n: u8, over: Over, net: &Arc<Memory>) -> Station {
         exit: None,
         ntor3: true,
         congestion_control: true,
-        protocols: Protocols::NONE,
+        protocols: Protocols::CGO,
         half_close: true,
     };
     Station {
@@ -323,13 +324,14 @@ fn main() {
         "memory" => Over::Memory,
         "quic" => Over::Link(How::Quic),
         "tls" => Over::Link(How::Tls),
-        _ => panic!("cells memory|quic|tls [MEGABYTES] [up|down] [HOPS]"),
+        _ => panic!("cells memory|quic|tls [MEGABYTES] [up|down] [HOPS] [cgo|tor1]"),
     };
     let megabytes: usize = arguments
         .next()
         .map_or(512, |n| n.parse().expect("a number"));
     let upload = arguments.next().is_some_and(|way| way == "up");
     let hops: u8 = arguments.next().map_or(3, |n| n.parse().expect("a number"));
+    let cgo = arguments.next().is_none_or(|crypto| crypto == "cgo");
     let net = Arc::<Memory>::default();
     let stations: Vec<_> = (1..=hops).map(|n| station(n, over, &net)).collect();
     let client = Party::start("client");
@@ -345,7 +347,11 @@ fn main() {
     let (tell, told) = mpsc::sync_channel(1);
     let (go, gone) = mpsc::sync_channel::<()>(1);
     client.handle.spawn(async move {
-        let onion = Onion::new(dialer, paths, Config::default());
+        let config = Config {
+            cgo,
+            ..Config::default()
+        };
+        let onion = Onion::new(dialer, paths, config);
         // The circuit, and what is done once.
         carry(&onion, 1_000_000, upload).await;
         tell.send(Duration::ZERO).expect("somebody waits");
@@ -369,7 +375,7 @@ fn main() {
     let spent = spent.map(|spent| format!("{:.2}", spent.as_secs_f64() / gigabytes));
     let spent: Vec<_> = spent.collect();
     println!(
-        "{{\"over\":\"{text}\",\"hops\":{hops},\"up\":{upload},\"megabytes\":{megabytes},\"mb_per_s\":{:.1},\"cpu_s_per_gb\":[{}]}}",
+        "{{\"over\":\"{text}\",\"hops\":{hops},\"cgo\":{cgo},\"up\":{upload},\"megabytes\":{megabytes},\"mb_per_s\":{:.1},\"cpu_s_per_gb\":[{}]}}",
         megabytes as f64 / took.as_secs_f64(),
         spent.join(","),
     );

@@ -295,7 +295,7 @@ impl CircuitNonce {
     /// # Errors
     /// [`Refused::System`].
     pub fn draw(seed: &Seed, crypto: RelayCrypto) -> Result<Self, Refused> {
-        let mut bytes = Zeroizing::new(vec![0; crypto.keys() + 20]);
+        let mut bytes = Zeroizing::new(vec![0; crypto.keys().saturating_add(20)]);
         seed.fill(&mut bytes)?;
         let nonce = bytes.last_chunk().ok_or(Refused::System)?;
         Ok(Self(Zeroizing::new(*nonce)))

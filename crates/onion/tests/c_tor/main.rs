@@ -24,7 +24,7 @@ use hoplite_onion::{
     path::{Fixed, Relay},
 };
 use hoplite_overlay::{ErrorKind, Overlay, Reason, Terms};
-use hoplite_wire::Target;
+use hoplite_wire::{Protocols, Target};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::{
@@ -35,9 +35,13 @@ use crate::{
 
 const MEGABYTE: u64 = 1 << 20;
 
-/// How a circuit's flow is controlled, which the exit's handshake decides.
+/// What a circuit agrees on with its relays: how its flow is controlled, and how its cells are encrypted.
 #[derive(Clone, Copy, Debug)]
 enum Control {
+    /// ntor-v3, with congestion control and CGO at every hop.
+    Cgo,
+    /// The same with CGO at every second hop.
+    Mixed,
     /// ntor-v3, with congestion control.
     Vegas,
     /// ntor-v3 without.
@@ -46,17 +50,35 @@ enum Control {
     Ntor,
 }
 
-const CONTROLS: [Control; 3] = [Control::Vegas, Control::Fixed, Control::Ntor];
+const CONTROLS: [Control; 5] = [
+    Control::Cgo,
+    Control::Mixed,
+    Control::Vegas,
+    Control::Fixed,
+    Control::Ntor,
+];
+
+impl Control {
+    /// What is asked of relay `hop` of the path.
+    fn protocols(self, hop: usize) -> Protocols {
+        match self {
+            Self::Cgo => Protocols::CGO,
+            Self::Mixed if hop.is_multiple_of(2) => Protocols::CGO,
+            _ => Protocols::NONE,
+        }
+    }
+}
 
 /// A client whose circuits go over `path`. None is built ahead: of two circuits that end together C tor tells of the second only when it has
 /// something else to send on the channel.
 fn client(path: Vec<Relay>, control: Control) -> Onion {
-    let path = path.into_iter().map(|relay| Relay {
+    let path = path.into_iter().enumerate().map(|(hop, relay)| Relay {
+        protocols: control.protocols(hop),
         ntor3: !matches!(control, Control::Ntor),
         ..relay
     });
     let config = Config {
-        congestion_control: matches!(control, Control::Vegas),
+        congestion_control: !matches!(control, Control::Fixed | Control::Ntor),
         ahead: 0,
         ..Config::default()
     };
@@ -85,7 +107,7 @@ async fn carries(path: Vec<Relay>, control: Control) {
 
 #[tokio::test]
 #[ignore = "needs C tor"]
-async fn three_relays_of_c_tor_carry_streams_with_each_flow_control() {
+async fn three_relays_of_c_tor_carry_streams_with_each_flow_control_and_encryption() {
     let tors = Tor::three().await;
     for control in CONTROLS {
         println!("{control:?}");
@@ -188,7 +210,7 @@ async fn a_relay_of_c_tor_that_is_killed_ends_streams_with_an_error() {
 async fn a_download_goes_on_after_its_reader_has_said_xoff_and_xon() {
     const BYTES: u64 = 8 * MEGABYTE;
     let tors = Tor::three().await;
-    let client = client(tors.iter().map(Tor::relay).collect(), Control::Vegas);
+    let client = client(tors.iter().map(Tor::relay).collect(), Control::Cgo);
     let served = Served::start().await;
     let mut stream = limit(served.ask(&client, b'd', BYTES)).await.unwrap();
     // Nobody reads: more and more waits at the client, until it says XOFF.

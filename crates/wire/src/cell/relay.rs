@@ -142,7 +142,7 @@ impl Format {
 
     /// Bytes of data that a message with this command may have.
     pub const fn most(self, command: RelayCommand) -> usize {
-        BODY - self.header(command)
+        BODY.saturating_sub(self.header(command))
     }
 }
 
