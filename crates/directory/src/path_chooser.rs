@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hoplite_wire::directory::{Descriptor, Key};
+use hoplite_wire::{
+    Protocols,
+    directory::{Descriptor, Key},
+};
 
 use crate::{
     CircuitFate, Guard, Guards, ServiceCircuit, Suspect, Vanguard, Vanguards,
@@ -241,6 +244,46 @@ impl PathChooser {
         self.guards.as_mut()?.circuit_fares(guard, fate)
     }
 
+    /// Two paths for circuits that carry the same streams (Conflux): to one exit that speaks it, from two guards, and with no other relay in both. Else as
+    /// [`Self::select_circuit`]; but what failed lately is avoided in both, and there is no guard that could make up for a second one.
+    ///
+    /// # Errors
+    /// [`NoPath`]: then one circuit may be there all the same.
+    pub fn select_pair<'a>(
+        &mut self,
+        network: &'a Network,
+        constraints: &PathConstraints,
+        required: bool,
+        now: Moment,
+        random: Random<'_>,
+    ) -> Result<[Vec<&'a Descriptor>; 2], NoPath> {
+        let speaks = network
+            .relays()
+            .iter()
+            .filter(|relay| relay.protocols.has(Protocols::CONFLUX));
+        // By their capacity, as where all exits will do.
+        let weighed = speaks.map(|relay| {
+            let weight = network.weight(&relay.identity, Position::Exit);
+            (relay.identity, weight)
+        });
+        let mut constraints = PathConstraints {
+            exits: Some(weighed.collect()),
+            ..constraints.clone()
+        };
+        let one = self.select_circuit(network, &constraints, required, now, random)?;
+        let (exit, before) = one.split_last().ok_or(NoPath::Together)?;
+        constraints.exits = Some(vec![(exit.identity, 1)]);
+        let taken: Vec<_> = before.iter().map(|relay| relay.identity).collect();
+        constraints.avoid.extend(&taken);
+        constraints.avoid.extend(self.failed_lately(now));
+        constraints.ports.retain(|port| {
+            let ports = exit.exit.as_ref();
+            ports.is_some_and(|ports| ports.contains(*port))
+        });
+        let other = self.guarded_path_beside(network, constraints, &taken, now, random)?;
+        Ok([one, other])
+    }
+
     /// A guard carried what it should. True if the store should keep that.
     pub fn guard_worked(&mut self, guard: &Key, now: Moment, random: Random<'_>) -> bool {
         let guards = self.guards.as_mut();
@@ -276,7 +319,19 @@ impl PathChooser {
     fn guarded_path<'a>(
         &mut self,
         network: &'a Network,
+        constraints: PathConstraints,
+        now: Moment,
+        random: Random<'_>,
+    ) -> Result<Vec<&'a Descriptor>, NoPath> {
+        self.guarded_path_beside(network, constraints, &[], now, random)
+    }
+
+    /// The same, from a guard that is none of `others`.
+    fn guarded_path_beside<'a>(
+        &mut self,
+        network: &'a Network,
         mut constraints: PathConstraints,
+        others: &[Key],
         now: Moment,
         random: Random<'_>,
     ) -> Result<Vec<&'a Descriptor>, NoPath> {
@@ -289,6 +344,7 @@ impl PathChooser {
             OverlayKind::Masque => constraints.avoid.clone(),
             OverlayKind::Onion => HashSet::new(),
         };
+        unfit.extend(others);
         loop {
             let asked = PathConstraints {
                 avoid: unfit.clone(),
@@ -402,6 +458,77 @@ mod tests {
             path.expect("possible")[0]
         });
         assert_eq!(exits.collect::<Vec<_>>(), [1, 2, 3]);
+    }
+
+    /// Eight relays of which the first two are exits that speak Conflux.
+    fn for_pairs() -> Vec<Descriptor> {
+        let relays = (1..=8).map(|number| Descriptor {
+            onion: Some([number; 32]),
+            bandwidth: 1_000_000,
+            exit: (number <= 4).then(|| "80".parse().expect("ports")),
+            protocols: if number <= 2 {
+                Protocols::CONFLUX
+            } else {
+                Protocols::NONE
+            },
+            ..relay(number, true, number <= 4, &number.to_string())
+        });
+        relays.collect()
+    }
+
+    #[test]
+    fn two_paths_of_a_pair_share_the_exit_alone_and_keep_to_two_guards() {
+        let network = Network::unsigned(for_pairs());
+        let mut chooser = PathChooser::guarded(Vec::new());
+        let constraints = PathConstraints {
+            overlay: OverlayKind::Onion,
+            ports: vec![80],
+            ..hops(3)
+        };
+        let mut guards = std::collections::BTreeSet::new();
+        for seed in 0..50u64 {
+            let mut state = seed;
+            let random = &mut |most: u64| {
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                (state >> 33) % most
+            };
+            let pair = chooser.select_pair(&network, &constraints, false, now(), random);
+            let [one, other] = pair.expect("possible").map(|path| {
+                let numbers = path.into_iter().map(|relay| relay.identity.0[0]);
+                numbers.collect::<Vec<_>>()
+            });
+            assert_eq!((one.len(), other.len()), (3, 3));
+            assert_eq!(one[2], other[2]);
+            assert!(one[2] <= 2, "it speaks Conflux");
+            assert!(one[..2].iter().all(|relay| !other.contains(relay)));
+            guards.extend([one[0], other[0]]);
+        }
+        // The exit may be one of the guards, and then the next takes its place.
+        assert!(guards.len() <= 4, "{guards:?}");
+    }
+
+    #[test]
+    fn where_no_exit_speaks_conflux_or_no_second_guard_is_left_there_is_no_pair() {
+        let constraints = PathConstraints {
+            overlay: OverlayKind::Onion,
+            ..hops(3)
+        };
+        let pair = |relays: Vec<Descriptor>| {
+            let network = Network::unsigned(relays);
+            let mut chooser = PathChooser::guarded(Vec::new());
+            let pair = chooser.select_pair(&network, &constraints, false, now(), &mut last);
+            pair.is_ok()
+        };
+        assert!(pair(for_pairs()));
+        let mut none = for_pairs();
+        for relay in &mut none {
+            relay.protocols = Protocols::NONE;
+        }
+        assert!(!pair(none));
+        let few = for_pairs().into_iter().take(4).collect();
+        assert!(!pair(few), "two paths need five relays");
     }
 
     proptest! {

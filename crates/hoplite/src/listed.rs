@@ -664,6 +664,24 @@ impl Listed {
         state.keep_guards();
     }
 
+    /// Two paths for circuits that carry the same streams (Conflux), to one exit that has as many of `ports` as can be.
+    pub(crate) fn pair(
+        &self,
+        network: &Network,
+        ports: &[u16],
+        random: Random<'_>,
+    ) -> Result<[Vec<Descriptor>; 2], NoPath> {
+        let state = &mut *self.lock();
+        let constraints = PathConstraints {
+            ports: ports.to_vec(),
+            ..state.needs.constraints(&state.file)
+        };
+        let chooser = &mut state.chooser;
+        let pair = chooser.select_pair(network, &constraints, false, moment(), random);
+        state.keep_guards();
+        Ok(pair?.map(|path| path.into_iter().cloned().collect()))
+    }
+
     /// A circuit was built from this guard.
     pub(crate) fn worked(&self, guard: &Key) {
         let state = &mut *self.lock();

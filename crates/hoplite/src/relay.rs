@@ -430,7 +430,7 @@ impl Publisher {
         descriptor.onion = current.as_ref().map(|current| *current.borrow());
         if descriptor.onion.is_some() {
             descriptor.hsdir = config.onion.hsdir;
-            descriptor.protocols = config.onion.protocols();
+            descriptor.protocols = config.onion.protocols(descriptor.roles.egress);
         }
         descriptor.check().map_err(|error| {
             let remedy = "correct [directory], or the names of [auth.private_tokens], in its file";

@@ -412,9 +412,9 @@ impl Endpoint {
         self.legs.is_linked(leg)
     }
 
-    /// The channel of a leg begins or ceases to hold it back.
-    pub(crate) fn set_blocked(&mut self, leg: LegId, blocked: bool) {
-        self.legs.set_blocked(leg, blocked);
+    /// Whether the channel of a leg takes a cell now.
+    pub(crate) fn set_ready(&mut self, leg: LegId, ready: bool, now: Instant) {
+        self.legs.set_ready(leg, ready, now);
     }
 }
 
@@ -438,7 +438,7 @@ impl Endpoint {
         if header.command == RelayCommand::DATA {
             self.legs.received(at.leg, tag)?;
         }
-        if conflux::is_of_set(header.command) && self.legs.is_set() {
+        if conflux::is_of_set(header.command) {
             return self.legs.linking(header.command, data, at);
         }
         if !self.legs.is_set() || !conflux::is_multiplexed(header.command) {
@@ -650,6 +650,14 @@ impl Endpoint {
         if let Some(message) = self.legs.next_own(leg) {
             return Some(message);
         }
+        let next = self.next_numbered(leg);
+        if next.is_none() {
+            self.legs.rests(leg);
+        }
+        next
+    }
+
+    fn next_numbered(&mut self, leg: LegId) -> Option<Outbound> {
         if self.urgent.is_empty() && self.turn.is_empty() {
             return None;
         }

@@ -444,6 +444,7 @@ fn bounds(settings: &Settings, config: &Config) -> channel::Config {
 }
 
 fn limits(settings: &Settings, config: &Config) -> relay::Config {
+    let protocols = settings.protocols(config.is_egress());
     let threads = match settings.skin_threads {
         0 => config.limits.threads().div_ceil(2),
         threads => threads,
@@ -456,8 +457,9 @@ fn limits(settings: &Settings, config: &Config) -> relay::Config {
         },
         offers: relay::Offers {
             congestion_control: settings.congestion_control,
-            cgo: settings.protocols().has(Protocols::CGO),
+            cgo: protocols.has(Protocols::CGO),
         },
+        conflux: protocols.has(Protocols::CONFLUX),
         circuits: settings.circuits,
         creates: relay::Creates {
             client: (settings.creates, settings.creates_per_second),

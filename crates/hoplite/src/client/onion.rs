@@ -401,6 +401,25 @@ impl Paths for FromList {
         }
     }
 
+    /// None where the file names the path, has fewer than two relays in it, or where the list allows no pair.
+    fn pair<'a>(
+        &'a self,
+        usage: &'a path::CircuitUsage,
+    ) -> Waiting<'a, Result<Option<[Vec<Relay>; 2]>, Error>> {
+        Box::pin(async {
+            let network = self.listed.current().map_err(Unchosen::from)?;
+            let hops = self.listed.constraints().hops;
+            if !self.explicit.is_empty() || hops < 2 {
+                return Ok(None);
+            }
+            let mut random = self.random.lock();
+            let pair = self.listed.pair(&network, &usage.ports, &mut *random);
+            let known = |relay: &Descriptor| relay_of_list(&network, relay);
+            let known = |path: Vec<Descriptor>| path.iter().filter_map(known).collect();
+            Ok(pair.ok().map(|pair| pair.map(known)))
+        })
+    }
+
     fn tried(&self, path: &[Relay], outcome: Result<(), Failed>) {
         let identity = |hop: usize| path.get(hop).map(|relay| Key(relay.keys.ed25519));
         match outcome {

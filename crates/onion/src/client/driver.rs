@@ -473,7 +473,7 @@ impl Driver {
             };
             self.pressure.note(ready, self.now);
             if self.links {
-                endpoint.set_blocked(self.leg, self.pressure.holds(self.now));
+                endpoint.set_ready(self.leg, ready, self.now);
             }
             if !ready {
                 return Ok(sent);

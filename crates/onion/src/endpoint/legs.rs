@@ -4,7 +4,7 @@
 //! Acknowledgements are of one leg. They tell of what has come there, in whatever order; but while much waits for a slower leg, a faster one is not
 //! acknowledged: so what waits is bounded by that and by one window, and an honest sender never has the set closed for it.
 
-use std::{collections::VecDeque, sync::Arc, task::Waker};
+use std::{collections::VecDeque, sync::Arc, task::Waker, time::Duration};
 
 use bytes::BytesMut;
 use hoplite_wire::cell::{
@@ -22,6 +22,9 @@ use crate::{
     conflux::{Bounds, Fate, LegId, Set, Side, Violation},
     flow_control::{self, Control, vegas},
 };
+
+/// So long must a channel have been what a leg waits for, before what is to be sent goes by another.
+const FULL: Duration = Duration::from_millis(10);
 
 /// The circuits of one endpoint.
 #[derive(Debug)]
@@ -45,7 +48,8 @@ struct Leg {
     own: VecDeque<Outbound>,
     /// Acknowledgements that are held, of what came too early.
     held: VecDeque<Outbound>,
-    /// The channel holds it back.
+    /// Since when its channel was full each time that something was to be sent, and whether it is for long now.
+    full_since: Option<Instant>,
     blocked: bool,
     driver: Option<Waker>,
     /// Where its channel counts what waits out of order.
@@ -78,6 +82,7 @@ impl Leg {
             incoming: flow_control::Incoming::new(control),
             own: VecDeque::new(),
             held: VecDeque::new(),
+            full_since: None,
             blocked: false,
             driver: None,
             early: Sum::received(kept),
@@ -170,13 +175,24 @@ impl Legs {
         }
     }
 
-    /// The channel of a leg begins or ceases to hold it back.
-    pub(super) fn set_blocked(&mut self, id: LegId, blocked: bool) {
+    /// Whether the channel of a leg takes a cell now. A burst fills it for a moment, and is not sent by a longer way for that.
+    pub(super) fn set_ready(&mut self, id: LegId, ready: bool, now: Instant) {
         let Some(leg) = self.leg(id) else {
             return;
         };
+        let blocked = !ready && {
+            let since = *leg.full_since.get_or_insert(now);
+            now.saturating_duration_since(since) >= FULL
+        };
         if std::mem::replace(&mut leg.blocked, blocked) != blocked {
             self.wake_next();
+        }
+    }
+
+    /// There was nothing to be sent on a leg whose channel would have taken it.
+    pub(super) fn rests(&mut self, id: LegId) {
+        if let Some(leg) = self.leg(id) {
+            leg.full_since = None;
         }
     }
 

@@ -295,7 +295,7 @@ impl Driver {
         self.pressure.note(ready, self.now);
         if let Some(member) = &self.membership {
             let mut endpoint = member.shared().lock();
-            endpoint.set_blocked(member.leg(), self.pressure.holds(self.now));
+            endpoint.set_ready(member.leg(), ready, self.now);
         }
         if !ready {
             return Ok(false);

@@ -9,6 +9,7 @@
     reason = "a test: whatever fails ends it, and says what tor said"
 )]
 
+mod conflux;
 mod descriptors;
 mod network;
 mod ours;

@@ -4,7 +4,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     path::Path,
     process::Command,
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::Ordering::Relaxed},
     time::{Duration, SystemTime},
 };
 
@@ -30,6 +30,7 @@ use tokio_rustls::TlsAcceptor;
 pub(crate) struct Ours {
     address: SocketAddr,
     keys: RelayKeys,
+    served: Arc<relay::Relay>,
     _tasks: JoinSet<()>,
 }
 
@@ -47,12 +48,23 @@ impl Ours {
         let published = keys.published();
         let relay = relay(keys, us.clone());
         let mut tasks = JoinSet::new();
-        tasks.spawn(accept(listener, us, relay));
+        tasks.spawn(accept(listener, us, Arc::clone(&relay)));
         Self {
             address,
             keys: published,
+            served: relay,
             _tasks: tasks,
         }
+    }
+
+    /// Cells that it has passed on to clients.
+    pub(crate) fn passed_back(&self) -> u64 {
+        self.served.counters.cells.passed_back.load(Relaxed)
+    }
+
+    /// And from them.
+    pub(crate) fn passed_forth(&self) -> u64 {
+        self.served.counters.cells.passed_forth.load(Relaxed)
     }
 
     pub(crate) fn relay(&self) -> path::Relay {

@@ -2,6 +2,7 @@
 #![expect(clippy::panic, reason = "a test: whatever fails ends it")]
 
 mod cgo;
+mod conflux;
 mod crowd;
 mod faults;
 mod hostile;

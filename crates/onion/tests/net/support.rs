@@ -37,6 +37,8 @@ pub(crate) struct Net {
     silent: Mutex<HashSet<[u8; 32]>>,
     /// One way, of each channel.
     pub(crate) latency: Duration,
+    /// Of channels to these relays.
+    pub(crate) slow: Mutex<HashMap<[u8; 32], Duration>>,
 }
 
 /// One party's way to the others: a channel to each, made when it is first needed.
@@ -61,7 +63,9 @@ impl Dialer for Dial {
             let there = self.net.relays.lock().get(&id).cloned();
             let there =
                 there.ok_or_else(|| Error::new(ErrorKind::PathFailed, "dialling a relay"))?;
-            let (near, far) = memory::pair(self.net.latency, self.me, Some(id));
+            let slow = self.net.slow.lock().get(&id).copied();
+            let latency = slow.unwrap_or(self.net.latency);
+            let (near, far) = memory::pair(latency, self.me, Some(id));
             let silent = self.net.silent.lock().contains(&id);
             let serving = if !silent {
                 tokio::spawn(serve(far, there))

@@ -25,6 +25,9 @@ pub struct Onion {
     /// Encrypt relay cells by Counter Galois Onion (Tor's proposal 359) for clients that ask for it, and say so in the descriptor of `[directory]`; needs
     /// `congestion_control`.
     pub cgo: bool,
+    /// With the role `egress`: let clients have two circuits that end here carry the same streams (Conflux, Tor's proposal 329), and say so in the descriptor
+    /// of `[directory]`. Only with `congestion_control`.
+    pub conflux: bool,
     /// After how many seconds a relay that tells a directory of itself takes another onion key; the last one is accepted for a week
     /// more. 0 is never.
     #[serde(deserialize_with = "hoplite_config::seconds")]
@@ -119,6 +122,7 @@ impl Default for Onion {
             channels: vec![LinkKind::Quic, LinkKind::Tls],
             congestion_control: true,
             cgo: true,
+            conflux: true,
             rotate: Duration::from_secs(28 * 24 * 3600),
             circuits: 65_536,
             circuits_per_address: 8192,
@@ -159,13 +163,17 @@ impl Default for Onion {
 }
 
 impl Onion {
-    /// Which subprotocols of Tor it speaks with clients, of those that circuits choose by.
-    pub fn protocols(&self) -> Protocols {
-        if self.cgo && self.congestion_control {
-            Protocols::CGO
-        } else {
-            Protocols::NONE
-        }
+    /// Which subprotocols of Tor it speaks with clients, of those that circuits choose by; `exit`: it connects to targets.
+    pub fn protocols(&self, exit: bool) -> Protocols {
+        let wanted = [
+            (Protocols::CGO, self.cgo && self.congestion_control),
+            (
+                Protocols::CONFLUX,
+                exit && self.conflux && self.congestion_control,
+            ),
+        ];
+        let spoken = wanted.into_iter().filter(|(_, spoken)| *spoken);
+        spoken.fold(Protocols::NONE, |all, (one, _)| all | one)
     }
 
     /// Whether channels run over this.
