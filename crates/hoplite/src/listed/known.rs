@@ -125,7 +125,7 @@ impl Known {
 pub(super) enum Ask {
     /// The authorities of the file, in the clear.
     Authorities,
-    /// Relays that are directories, whatever the target says: [`super::caches::Caches`].
+    /// Relays that are directories, over circuits that lead to one whatever the target says.
     Caches,
 }
 
