@@ -315,7 +315,7 @@ mod tests {
             streams: 4,
         };
         let status = status.plain(crate::up::control::plain);
-        let line = lines(&[status.clone()], 0).join("|");
+        let line = lines(std::slice::from_ref(&status), 0).join("|");
         for part in [
             "onion service abc.onion: introduction points for 5, 60 s",
             "descriptors 77 (period 20000) and 77 (period 20000) made 12 s ago",

@@ -237,7 +237,7 @@ async fn the_name_of_an_onion_service_has_an_address_that_means_it_and_nobody_is
 #[tokio::test]
 async fn what_is_no_address_of_an_onion_service_does_not_exist_and_nobody_is_asked() {
     let resolver = onion_resolver("");
-    let (short, long) = (&SERVICE[1..], format!("a{SERVICE}"));
+    let (short, long) = (SERVICE.split_at(1).1, format!("a{SERVICE}"));
     let version = SERVICE.replace("yd.", "ya.");
     let digit = SERVICE.replace("pg6", "pg1");
     let names = ["onion", "abc.onion", short, &long, &version, &digit];
