@@ -33,6 +33,8 @@ pub enum Position {
     Entry,
     /// Between.
     Middle,
+    /// Between, or the last, of a circuit of an onion service, for hours or days: a vanguard, an introduction point, a rendezvous point.
+    Lasting,
     /// The last: it sees the targets.
     Exit,
 }
@@ -114,6 +116,7 @@ fn position_name(position: Position) -> &'static str {
     match position {
         Position::Entry => "first relay",
         Position::Middle => "middle",
+        Position::Lasting => "relay of an onion service",
         Position::Exit => "last relay",
     }
 }
@@ -421,7 +424,7 @@ fn fits(relay: &Descriptor, position: Position, constraints: &PathConstraints) -
         Position::Exit => {
             relay.roles.egress && constraints.ports.iter().all(permits) && region() && among()
         }
-        Position::Middle => relay.roles.ingress,
+        Position::Middle | Position::Lasting => relay.roles.ingress,
         Position::Entry => relay.roles.ingress && is_given(),
     };
     // The only relay of a path of one hop is exit and entry.

@@ -199,6 +199,10 @@ impl Vanguards {
                 None
             }
         };
+        // Only where it is so near; elsewhere the guard may be the last relay.
+        if hops.len() < 2 && given == Some(guard.identity) {
+            return None;
+        }
         let not_last = match circuit.end {
             ServiceEnd::OtherThan(others) => others,
             ServiceEnd::Given(_) => &[],
@@ -231,7 +235,7 @@ impl Vanguards {
         self.kept.retain(|one| {
             layers.contains(&one.layer)
                 && mode.size(one.layer).is_kept(one.until, now)
-                && network.is_fit(&one.identity, Position::Middle, &constraints)
+                && network.is_fit(&one.identity, Position::Lasting, &constraints)
         });
         for &layer in layers {
             self.fill(layer, network, &constraints, now, random);
@@ -253,7 +257,7 @@ impl Vanguards {
                 avoid: members.clone(),
                 ..constraints.clone()
             };
-            let Some(new) = network.one(Position::Middle, &constraints, random) else {
+            let Some(new) = network.one(Position::Lasting, &constraints, random) else {
                 return;
             };
             members.insert(new.identity);
@@ -339,10 +343,10 @@ impl<'a> Choice<'a, '_> {
                 let chosen = members.get(usize::try_from(random(number)).ok()?)?;
                 self.network.relay(chosen)
             }
-            Hop::Middle => self.weighed(unfit.iter().copied(), random),
+            Hop::Middle => self.weighed(Position::Middle, unfit.iter().copied(), random),
             Hop::Last => {
                 let others = self.not_last.iter().chain(unfit);
-                self.weighed(others.copied(), random)
+                self.weighed(Position::Lasting, others.copied(), random)
             }
         }
     }
@@ -350,6 +354,7 @@ impl<'a> Choice<'a, '_> {
     /// One of all relays, by weight; around those that failed lately where that can be.
     fn weighed(
         &self,
+        position: Position,
         unfit: impl Iterator<Item = Key> + Clone,
         random: Random<'_>,
     ) -> Option<&'a Descriptor> {
@@ -360,7 +365,7 @@ impl<'a> Choice<'a, '_> {
                 avoid,
                 ..self.constraints.clone()
             };
-            self.network.one(Position::Middle, &constraints, random)
+            self.network.one(position, &constraints, random)
         })
     }
 }

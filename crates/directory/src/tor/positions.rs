@@ -13,6 +13,8 @@ use crate::path_selection::Position;
 
 /// What a guard must be: fit for every circuit, and for questions to a directory.
 const GUARD: [Flags; 4] = [Flags::GUARD, Flags::STABLE, Flags::FAST, Flags::V2_DIR];
+/// What a relay must be that a service depends on for long (path-spec: "Stable", for a vanguard "Stable and Fast").
+const LASTING: [Flags; 2] = [Flags::STABLE, Flags::FAST];
 /// Weights are of this many parts.
 const PARTS: i32 = 10_000;
 /// More is not believed of any relay, so that sums do not overflow: 4 TB/s, in thousands of bytes.
@@ -31,6 +33,7 @@ pub struct TorRelay {
     /// It answers as a directory.
     pub is_directory: bool,
     is_guard: bool,
+    is_lasting: bool,
     /// As an entry, between, and as an exit.
     weights: [u64; 3],
     /// Those that call it family as it calls them.
@@ -42,11 +45,19 @@ pub struct TorRelay {
 impl TorRelay {
     /// Whether it may stand there, for all that descriptors do not say.
     pub(crate) fn may_stand(&self, position: Position) -> bool {
-        position != Position::Entry || self.is_guard
+        match position {
+            Position::Entry => self.is_guard,
+            Position::Lasting => self.is_lasting,
+            Position::Middle | Position::Exit => true,
+        }
     }
 
     /// How likely it is there, beside the others.
     pub(crate) fn weight(&self, position: Position) -> u64 {
+        let position = match position {
+            Position::Lasting => Position::Middle,
+            other => other,
+        };
         let places = POSITIONS.iter().zip(self.weights);
         let mut here = places.filter(|(place, _)| **place == position);
         here.next().map_or(0, |(_, weight)| weight)
@@ -79,7 +90,8 @@ pub(crate) fn relays(network: &Network) -> HashMap<Key, TorRelay> {
             ntor3: router.ntor3,
             congestion_control: router.congestion_control,
             is_directory: router.flags.has(Flags::V2_DIR),
-            is_guard: GUARD.iter().all(|flag| router.flags.has(*flag)),
+            is_guard: may_be(router, Position::Entry),
+            is_lasting: may_be(router, Position::Lasting),
             weights: POSITIONS.map(|position| weight(router, &network.weights, position)),
             family: family(relay),
             family_ids: relay.family_ids.clone(),
@@ -93,7 +105,7 @@ pub(crate) fn relays(network: &Network) -> HashMap<Key, TorRelay> {
 fn weight(router: &Router, weights: &BTreeMap<String, i32>, position: Position) -> u64 {
     let place = match position {
         Position::Entry => 'g',
-        Position::Middle => 'm',
+        Position::Middle | Position::Lasting => 'm',
         Position::Exit => 'e',
     };
     let kind = match (router.flags.has(Flags::GUARD), is_exit(router)) {
@@ -116,6 +128,7 @@ fn may_be(router: &Router, position: Position) -> bool {
     match position {
         Position::Entry => GUARD.iter().all(|flag| router.flags.has(*flag)),
         Position::Middle => true,
+        Position::Lasting => LASTING.iter().all(|flag| router.flags.has(*flag)),
         Position::Exit => is_exit(router),
     }
 }
@@ -197,6 +210,13 @@ mod tests {
         let huge = router(4, "", u64::MAX);
         let most = weight(&huge, &weights, Position::Middle);
         assert!(u128::from(most) * 16_384 < u128::from(u64::MAX), "{most}");
+    }
+
+    #[test]
+    fn what_a_service_depends_on_for_long_is_stable_and_fast() {
+        for (flags, may) in [("Stable Fast", true), ("Fast", false), ("Stable", false)] {
+            assert_eq!(may_be(&router(1, flags, 5), Position::Lasting), may);
+        }
     }
 
     #[test]

@@ -317,8 +317,11 @@ proptest! {
                 let guard = user.chooser.kept().expect("guards")[0].identity.0[0];
                 prop_assert_eq!(path[0], guard);
             }
-            // Six relays always do where nothing else is asked.
-            None => prop_assert!(relays < 6 + u8::try_from(others.len()).expect("few")),
+            // A client does not name the guard as its own rendezvous point. Six relays always do where nothing else is asked.
+            None => prop_assert!(
+                (last.is_some() && purpose == ServicePurpose::ClientRendezvous)
+                    || relays < 6 + u8::try_from(others.len()).expect("few")
+            ),
         }
     }
 }
