@@ -49,7 +49,7 @@ impl RelayCrypto {
 pub struct RelayLayer(Relay);
 
 enum Relay {
-    Tor1(tor1::RelayLayer),
+    Tor1(Box<tor1::RelayLayer>),
     Cgo(Box<cgo::RelayLayer>),
 }
 
@@ -60,7 +60,7 @@ impl RelayLayer {
     /// [`Refused::System`].
     pub fn new(seed: &Seed, crypto: RelayCrypto) -> Result<Self, Refused> {
         Ok(Self(match crypto {
-            RelayCrypto::Tor1 => Relay::Tor1(tor1::RelayLayer::new(seed)?),
+            RelayCrypto::Tor1 => Relay::Tor1(Box::new(tor1::RelayLayer::new(seed)?)),
             RelayCrypto::Cgo => Relay::Cgo(Box::new(cgo::RelayLayer::new(seed)?)),
         }))
     }
@@ -104,7 +104,7 @@ impl RelayLayer {
 pub struct ClientLayers(Vec<Client>);
 
 enum Client {
-    Tor1(tor1::ClientLayer),
+    Tor1(Box<tor1::ClientLayer>),
     Cgo(Box<cgo::ClientLayer>),
 }
 
@@ -117,7 +117,7 @@ impl ClientLayers {
     /// Of these layers.
     #[cfg(test)]
     pub(super) fn of_tor1(layers: Vec<tor1::ClientLayer>) -> Self {
-        Self(layers.into_iter().map(Client::Tor1).collect())
+        Self(layers.into_iter().map(Box::new).map(Client::Tor1).collect())
     }
 
     /// Adds the layer of the next hop.
@@ -129,7 +129,7 @@ impl ClientLayers {
             return Err(Refused::Unacceptable);
         }
         self.0.push(match crypto {
-            RelayCrypto::Tor1 => Client::Tor1(tor1::ClientLayer::relay(seed)?),
+            RelayCrypto::Tor1 => Client::Tor1(Box::new(tor1::ClientLayer::relay(seed)?)),
             RelayCrypto::Cgo => Client::Cgo(Box::new(cgo::ClientLayer::new(seed)?)),
         });
         Ok(())
@@ -145,15 +145,15 @@ impl ClientLayers {
             return Err(Refused::Unacceptable);
         }
         let layer = tor1::ClientLayer::service(seed, own)?;
-        self.0.push(Client::Tor1(layer));
+        self.0.push(Client::Tor1(Box::new(layer)));
         Ok(())
     }
 
     fn leads_to_service(&self) -> bool {
-        matches!(
-            self.0.last(),
-            Some(Client::Tor1(tor1::ClientLayer::Service(_)))
-        )
+        match self.0.last() {
+            Some(Client::Tor1(layer)) => matches!(**layer, tor1::ClientLayer::Service(_)),
+            Some(Client::Cgo(_)) | None => false,
+        }
     }
 
     /// How many hops there are.
