@@ -79,6 +79,7 @@ impl ClientNode {
         let paths = Chooser::new(listed, self.settings.hops, random, &self.book, distance);
         let config = Config {
             congestion_control: self.settings.congestion_control,
+            conflux: self.settings.conflux,
             ahead: self.settings.ahead,
             isolated: TOKENS,
             ..Config::default()

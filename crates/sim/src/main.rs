@@ -59,6 +59,9 @@ struct Args {
     /// Tor's fixed windows instead of congestion control.
     #[arg(long)]
     fixed_windows: bool,
+    /// A circuit that stands ready is two that carry the same streams (Conflux).
+    #[arg(long)]
+    conflux: bool,
     /// Circuits that each client has ready.
     #[arg(long, default_value_t = 1)]
     ahead: usize,
@@ -131,6 +134,7 @@ impl Args {
             kills: self.kill.iter().map(|kill| (kill.0, kill.1)).collect(),
             hops: self.hops,
             congestion_control: !self.fixed_windows,
+            conflux: self.conflux,
             ahead: self.ahead,
         })
     }

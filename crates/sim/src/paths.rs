@@ -184,12 +184,40 @@ impl Chooser {
     }
 }
 
+impl Chooser {
+    fn choose_pair(&self, usage: &path::CircuitUsage) -> Option<[Vec<Relay>; 2]> {
+        let constraints = self.constraints(usage.ports.clone());
+        let now = self.now();
+        let mut state = self.state.lock();
+        let State {
+            chooser, random, ..
+        } = &mut *state;
+        let (network, draw) = (&self.listed.network, &mut |most| random.below(most));
+        let chosen = chooser.select_pair(network, &constraints, usage.required, now, draw);
+        let pair = chosen.ok()?.map(|path| {
+            let known = |relay: &Descriptor| self.listed.relays.get(&relay.identity).cloned();
+            path.into_iter().filter_map(known).collect::<Vec<_>>()
+        });
+        let began = Instant::now();
+        let both = pair.iter().map(|path| (path.clone(), began));
+        state.building.extend(both);
+        Some(pair)
+    }
+}
+
 impl Paths for Chooser {
     fn path<'a>(&'a self, usage: &'a path::CircuitUsage) -> Waiting<'a, Result<Vec<Relay>, Error>> {
         Box::pin(async {
             let path = self.choose(usage);
             path.ok_or_else(|| Error::new(ErrorKind::PathFailed, "choosing a path"))
         })
+    }
+
+    fn pair<'a>(
+        &'a self,
+        usage: &'a path::CircuitUsage,
+    ) -> Waiting<'a, Result<Option<[Vec<Relay>; 2]>, Error>> {
+        Box::pin(async { Ok(self.choose_pair(usage)) })
     }
 
     fn tried(&self, path: &[Relay], outcome: Result<(), Failed>) {

@@ -220,7 +220,7 @@ fn descriptor(
         exit: plan.exit.then(Ports::all),
         tokens: None,
         hsdir: false,
-        protocols: Protocols::NONE,
+        protocols: Protocols::CONFLUX,
     };
     sign_descriptor(said, &key).map_err(wrong)
 }

@@ -76,6 +76,8 @@ pub struct Summary {
     pub channel: String,
     /// Whether circuits have congestion control.
     pub congestion_control: bool,
+    /// As in [`Settings`].
+    pub conflux: bool,
     /// The share of packets that is lost.
     pub loss: f64,
     /// Whether none is between exits and targets.
@@ -215,6 +217,7 @@ impl Summary {
             hops: settings.hops,
             channel: format!("{:?}", settings.channel).to_lowercase(),
             congestion_control: settings.congestion_control,
+            conflux: settings.conflux,
             loss: settings.loss,
             lossless_targets: settings.lossless_targets,
             seed: settings.seed,

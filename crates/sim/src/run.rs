@@ -318,6 +318,8 @@ pub struct Settings {
     pub hops: usize,
     /// Whether circuits have congestion control; else Tor's fixed windows.
     pub congestion_control: bool,
+    /// Whether circuits that stand ready are Conflux sets.
+    pub conflux: bool,
     /// Circuits that each client has ready.
     pub ahead: usize,
 }
@@ -355,6 +357,7 @@ impl Default for Settings {
             kills: Vec::new(),
             hops: 3,
             congestion_control: true,
+            conflux: false,
             ahead: 1,
         }
     }

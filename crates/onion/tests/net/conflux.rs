@@ -138,12 +138,15 @@ async fn bytes_come_whole_and_in_order_over_legs_of_unequal_delay_and_both_carry
         let give = |mut stream: Stream| async move {
             stream.write_all(&pattern(3_000_000)).await.expect("taken");
             stream.shutdown().await.expect("taken");
+            // Until the client has ended, too.
+            drop(stream.read_u8().await);
         };
         let give = legs.target(give).await;
         let stream = onion.open_stream(&give, &Terms::default()).await;
         let (mut stream, mut got) = (stream.expect("opens"), Vec::new());
         let read = stream.read_to_end(&mut got).await;
         read.expect("an orderly end");
+        drop(stream);
         assert!(got == pattern(3_000_000), "{} bytes", got.len());
         let [fast, other] = legs.carried();
         assert!(fast.0 > 300 && other.0 > 300, "{fast:?} {other:?}");
