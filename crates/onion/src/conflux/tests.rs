@@ -205,6 +205,7 @@ fn numbers_that_have_passed_are_refused() {
     for _ in 1..=5 {
         client.receive(B, 0).expect("what was missing");
     }
+    assert_eq!(client.due(), Some(6));
     assert_eq!(client.receive(B, 6), Err(Violation::Passed), "twice");
 }
 

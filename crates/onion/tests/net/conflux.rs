@@ -28,7 +28,7 @@ use hoplite_wire::{
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, split},
-    time::sleep,
+    time::{Instant, sleep},
 };
 
 use crate::{
@@ -249,6 +249,53 @@ async fn a_set_that_nobody_wants_any_more_is_closed_on_both_legs() {
     drop(onion);
     sleep(Duration::from_secs(1)).await;
     assert_eq!(legs.exit().circuits(), 0);
+}
+
+/// Virtual seconds until so many bytes have come, each time on a new stream, over a set or over its first path alone.
+async fn fetches(fast: Duration, slow: Duration, conflux: bool, bytes: usize) -> Vec<f64> {
+    let legs = Legs::new(fast, slow);
+    let paths = Arc::clone(&legs.paths) as Arc<dyn Paths>;
+    let config = Config {
+        conflux,
+        ..Config::default()
+    };
+    let onion = Onion::new(legs.net.dialer(None), paths, config);
+    onion.warm();
+    sleep(Duration::from_secs(5)).await;
+    let give = move |mut stream: Stream| async move {
+        drop(stream.write_all(&pattern(bytes)).await);
+        drop(stream.shutdown().await);
+        drop(stream.read_u8().await);
+    };
+    let give = legs.target(give).await;
+    let mut took = Vec::new();
+    for _ in 0..3 {
+        let begun = Instant::now();
+        let stream = onion.open_stream(&give, &Terms::default()).await;
+        let (mut stream, mut got) = (stream.expect("opens"), Vec::new());
+        stream.read_to_end(&mut got).await.expect("bytes");
+        assert_eq!(got.len(), bytes);
+        took.push(begun.elapsed().as_secs_f64());
+    }
+    took
+}
+
+/// A channel in memory takes 64 cells in the time that one travels: so a leg has a rate, and the slower the lower.
+#[tokio::test(start_paused = true)]
+async fn a_set_is_faster_than_its_faster_leg_alone_and_hardly_ever_slower() {
+    let (fast, all) = (Duration::from_millis(20), [20, 60, 150]);
+    for slow in all.map(Duration::from_millis) {
+        for (bytes, most) in [(30_000, 1.05), (300_000, 1.05), (5_000_000, 0.95)] {
+            let alone = fetches(fast, slow, false, bytes).await;
+            let set = fetches(fast, slow, true, bytes).await;
+            println!("{slow:?}, {bytes} bytes: alone {alone:.3?} s, as a set {set:.3?} s");
+            let sum = |times: &[f64]| times.iter().sum::<f64>();
+            assert!(
+                sum(&set) <= most * sum(&alone),
+                "{slow:?}, {bytes} bytes: {set:?} and {alone:?}"
+            );
+        }
+    }
 }
 
 // A client that says what it likes, at an exit.
