@@ -1,9 +1,12 @@
 //! Messages of onion services, as relays, clients and services read them. What is read is read again from what it writes.
 #![no_main]
 
-use hoplite_wire::cell::onion_service::{
-    EstablishIntro, Introduce, IntroduceStatus, Introduction, Rendezvous1, begin,
-    establish_rendezvous, write_begin,
+use hoplite_wire::cell::{
+    datagram,
+    onion_service::{
+        EstablishIntro, Introduce, IntroduceStatus, Introduction, Rendezvous1, begin,
+        establish_rendezvous, write_begin,
+    },
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -37,6 +40,11 @@ fuzz_target!(|bytes: &[u8]| {
         out.clear();
         write_begin(port, &mut out);
         assert_eq!(begin(&out), Ok(port));
+    }
+    if let Ok(port) = datagram::port(bytes) {
+        out.clear();
+        datagram::write_port(port, &mut out);
+        assert_eq!(datagram::port(&out), Ok(port));
     }
     let _ = (IntroduceStatus::parse(bytes), establish_rendezvous(bytes));
 });

@@ -10,7 +10,10 @@ use std::{
     sync::Arc,
 };
 
-use hoplite_wire::directory::{Descriptor, Key, List};
+use hoplite_wire::{
+    Protocols,
+    directory::{Descriptor, Key, List},
+};
 
 use crate::tor::{self, TorRelay};
 
@@ -48,6 +51,8 @@ pub struct PathConstraints {
     pub ports: Vec<u16>,
     /// The exit's region, if it matters; a country stands for its parts, too.
     pub region: Option<String>,
+    /// What the exit must speak.
+    pub protocols: Protocols,
     /// The exits to choose from with the weight of each, if these are not all that fit, by their capacity.
     pub exits: Option<Vec<(Key, u64)>>,
     /// The first relay, if it is given: a guard.
@@ -422,7 +427,11 @@ fn fits(relay: &Descriptor, position: Position, constraints: &PathConstraints) -
     };
     let role = match position {
         Position::Exit => {
-            relay.roles.egress && constraints.ports.iter().all(permits) && region() && among()
+            relay.roles.egress
+                && relay.protocols.has(constraints.protocols)
+                && constraints.ports.iter().all(permits)
+                && region()
+                && among()
         }
         Position::Middle | Position::Lasting => relay.roles.ingress,
         Position::Entry => relay.roles.ingress && is_given(),

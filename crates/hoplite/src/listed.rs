@@ -15,6 +15,7 @@ use hoplite_directory::{
     tor,
 };
 use hoplite_masque::{self as masque, Choose, Paths};
+use hoplite_onion::path::CircuitUsage;
 use hoplite_overlay::{Direct, Overlay};
 use hoplite_relay::config::Role;
 use hoplite_wire::{
@@ -622,16 +623,18 @@ impl Listed {
         Ok(hsdirs.map(|hsdirs| (Arc::clone(&state.network), hsdirs)))
     }
 
-    /// A path for a circuit to `ports`: to all of them if they are `required`, else to as many as can be.
+    /// A path for such a circuit.
     pub(crate) fn circuit(
         &self,
         network: &Network,
-        (ports, required): (&[u16], bool),
+        usage: &CircuitUsage,
         random: Random<'_>,
     ) -> Result<Vec<Descriptor>, NoPath> {
         let state = &mut *self.lock();
+        let required = usage.required;
         let constraints = PathConstraints {
-            ports: ports.to_vec(),
+            ports: usage.ports.clone(),
+            protocols: usage.protocols(),
             ..state.needs.constraints(&state.file)
         };
         let chooser = &mut state.chooser;

@@ -71,6 +71,11 @@ pub trait AdmittedStream: Send + Sync {
     fn look_up(&self) -> Option<Box<dyn Send + Sync>> {
         Some(Box::new(()))
     }
+
+    /// A UDP port of this host, among its client's; it is held as long as the UDP stream. `None`: there are too many.
+    fn udp_port(&self) -> Option<Box<dyn Send + Sync>> {
+        Some(Box::new(()))
+    }
 }
 
 impl AdmittedStream for () {}

@@ -11,10 +11,10 @@ use serde::Deserialize;
 
 use crate::{
     channel::Dialer,
-    endpoint::{HALF_CLOSE, Limits, io::Handle},
+    endpoint::{HALF_CLOSE, Limits, io::Handle, udp::UdpHandle},
     path::Paths,
 };
-use pool::Pool;
+use pool::{Need, Pool};
 
 pub use circuit::{Asks, ClientCircuit, Progress};
 pub use driver::BuiltCircuit;
@@ -176,7 +176,7 @@ impl Onion {
     /// As [`Overlay::open_stream`]; [`ErrorKind::Unsupported`] if it has none.
     pub async fn open_directory(&self, terms: &Terms) -> Result<Stream, Error> {
         let opening = async {
-            let circuit = self.0.circuit(&terms.isolation, None).await?;
+            let circuit = self.0.circuit(&terms.isolation, Need::default()).await?;
             let id = circuit.shared().lock().begin_directory()?;
             let mut handle = Handle::new(circuit.shared(), id);
             poll_fn(|cx| handle.poll_said(cx)).await?;
@@ -193,7 +193,23 @@ impl Onion {
                 Ok(Stream::new(handle))
             })
         };
-        self.attempt(&terms.isolation, Some(target), ask).await
+        self.attempt(&terms.isolation, Need::stream(target), ask)
+            .await
+    }
+
+    async fn datagrams(&self, target: &Target, terms: &Terms) -> Result<Box<dyn Datagrams>, Error> {
+        let ask = |circuit: Arc<BuiltCircuit>| -> Opening<'_, Box<dyn Datagrams>> {
+            Box::pin(async move {
+                let id = circuit
+                    .shared()
+                    .lock()
+                    .connect_udp(target, Flags::IPV6_OKAY)?;
+                let handle = UdpHandle::new(circuit.shared(), id);
+                poll_fn(|cx| handle.poll_said(cx)).await?;
+                Ok(Box::new(handle) as _)
+            })
+        };
+        self.attempt(&terms.isolation, Need::udp(target), ask).await
     }
 
     /// First data travel behind BEGIN ("optimistic data").
@@ -201,7 +217,8 @@ impl Onion {
         let ask = |circuit: Arc<BuiltCircuit>| -> Opening<'_, Stream> {
             Box::pin(async move { Ok(Stream::early(begin(&circuit, target)?, terms.deadline)) })
         };
-        self.attempt(&terms.isolation, Some(target), ask).await
+        self.attempt(&terms.isolation, Need::stream(target), ask)
+            .await
     }
 
     async fn addresses(&self, name: &str, terms: &Terms) -> Result<Vec<IpAddr>, Error> {
@@ -212,19 +229,19 @@ impl Onion {
                 poll_fn(|cx| handle.poll_addresses(cx)).await
             })
         };
-        self.attempt(&terms.isolation, None, ask).await
+        self.attempt(&terms.isolation, Need::default(), ask).await
     }
 
     /// Tries on the token's circuit, and on another where the circuit is what failed.
     async fn attempt<'a, T>(
         &self,
         isolation: &Isolation,
-        target: Option<&Target>,
+        need: Need,
         ask: impl Fn(Arc<BuiltCircuit>) -> Opening<'a, T>,
     ) -> Result<T, Error> {
         let mut attempts = 1;
         loop {
-            let (failed, error) = match self.0.circuit(isolation, target).await {
+            let (failed, error) = match self.0.circuit(isolation, need).await {
                 Ok(circuit) => match ask(Arc::clone(&circuit)).await {
                     Ok(found) => return Ok(found),
                     Err(error) => (Some(circuit), error),
@@ -278,13 +295,10 @@ impl Overlay for Onion {
 
     fn open_datagrams<'a>(
         &'a self,
-        _: &'a Target,
-        _: &'a Terms,
+        target: &'a Target,
+        terms: &'a Terms,
     ) -> Opening<'a, Box<dyn Datagrams>> {
-        Box::pin(async {
-            let doing = "opening a UDP flow through circuits, which carry TCP alone";
-            Err(Error::new(ErrorKind::Unsupported, doing))
-        })
+        Box::pin(terms.run("opening a UDP flow", self.datagrams(target, terms)))
     }
 
     fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {

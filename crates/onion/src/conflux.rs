@@ -143,6 +143,9 @@ pub fn is_multiplexed(command: RelayCommand) -> bool {
             | RelayCommand::RESOLVED
             | RelayCommand::XOFF
             | RelayCommand::XON
+            | RelayCommand::CONNECT_UDP
+            | RelayCommand::CONNECTED_UDP
+            | RelayCommand::DATAGRAM
     )
 }
 

@@ -18,10 +18,10 @@ use hoplite_overlay::Error;
 use hoplite_wire::cell::{
     self, Malformed,
     conflux::{Link, Nonce},
-    onion_service,
+    datagram, onion_service,
     relay::{
-        Begin, End, EndReason, Flags, Format, Header, Message, RelayCommand, Resolve, Resolved,
-        Sendme, SendmeTag, StreamId, Xoff, Xon,
+        Begin, ConnectUdp, End, EndReason, Flags, Format, Header, Message, RelayCommand, Resolve,
+        Resolved, Sendme, SendmeTag, StreamId, Xoff, Xon,
     },
 };
 use tokio::time::Instant;
@@ -36,6 +36,7 @@ use legs::{Coming, Legs};
 use message::Unpredictable;
 use stream::Sum;
 use stream::{Answer, Produced, Stream};
+use udp::UdpStream;
 
 pub use message::Outbound;
 
@@ -43,6 +44,7 @@ pub mod io;
 mod legs;
 mod message;
 mod stream;
+pub mod udp;
 
 /// A flag of BEGIN that only relays of this project know: END with reason DONE ends one direction of the stream, as a FIN does.
 /// It is set towards relays that announce it, and others ignore it.
@@ -125,6 +127,10 @@ pub enum Asked {
     Name(String),
     /// A stream to a port of the onion service.
     Port(u16),
+    /// A UDP stream to a target.
+    Udp(ConnectUdp),
+    /// A UDP stream to a port of the onion service.
+    UdpPort(u16),
 }
 
 /// What the peer did, for which the circuit is closed.
@@ -169,6 +175,8 @@ pub struct Endpoint {
     /// DATA cells that were handled.
     handled: u64,
     streams: BTreeMap<u16, Stream>,
+    /// Those of datagrams; no two streams have one id.
+    udp: BTreeMap<u16, UdpStream>,
     /// Bytes that wait for readers, and cells that wait to be sent, of all streams.
     held: Sum,
     sending: Sum,
@@ -201,6 +209,7 @@ impl Endpoint {
             legs: Legs::one(control, random),
             handled: 0,
             streams: BTreeMap::new(),
+            udp: BTreeMap::new(),
             held: Sum::received(&kept),
             sending: Sum::sending(&kept),
             turn: VecDeque::new(),
@@ -261,13 +270,13 @@ impl Endpoint {
 
     /// How many streams there are.
     pub fn streams(&self) -> usize {
-        self.streams.len()
+        self.streams.len() + self.udp.len()
     }
 
     /// Whether the next stream would be refused: there are too many, or too many were opened and given up while nothing could be sent.
     pub(crate) fn has_no_room(&self) -> bool {
         let said = self.limits.urgent + 2 * self.limits.streams;
-        self.streams.len() >= self.limits.streams || self.urgent.len() >= said
+        self.streams() >= self.limits.streams || self.urgent.len() >= said
     }
 
     /// Takes no further streams: the circuit ends with its last one.
@@ -299,6 +308,7 @@ impl Endpoint {
         for stream in self.streams.values_mut() {
             stream.close();
         }
+        self.udp.values_mut().for_each(UdpStream::close);
         self.closed.get_or_insert(error);
         self.legs.wake_all();
         self.wake_asker();
@@ -315,9 +325,10 @@ impl Endpoint {
     /// Bytes that this end owns, buffers included.
     pub fn owned(&self) -> usize {
         let streams: usize = self.streams.values().map(Stream::owned).sum();
+        let udp: usize = self.udp.values().map(UdpStream::owned).sum();
         let urgent = self.urgent.capacity() * size_of::<Outbound>();
         let bodies = self.urgent.len() + self.legs.owned();
-        size_of::<Self>() + streams + urgent + bodies * cell::BODY
+        size_of::<Self>() + streams + udp + urgent + bodies * cell::BODY
     }
 
     fn new_stream(&self, half_close: bool) -> Stream {
@@ -435,7 +446,7 @@ impl Endpoint {
         let fixed: &[u8; cell::BODY] = body.as_ref().try_into().map_err(|_| Malformed("cell"))?;
         let header = Header::read(self.legs.format(), fixed)?;
         let data = header.data(fixed)?;
-        if header.command == RelayCommand::DATA {
+        if matches!(header.command, RelayCommand::DATA | RelayCommand::DATAGRAM) {
             self.legs.received(at.leg, tag)?;
         }
         if conflux::is_of_set(header.command) {
@@ -459,8 +470,15 @@ impl Endpoint {
         }
         let data = body.get(header.len()..header.len() + usize::from(header.length));
         let data = data.ok_or(Malformed("length of a relay message"))?;
+        if header.command == RelayCommand::DATAGRAM {
+            self.handled = self.handled.saturating_add(1);
+            return self.datagram(header.stream, data);
+        }
         if header.command == RelayCommand::BEGIN && self.role == Role::Service {
             return self.requested(header, Asked::Port(onion_service::begin(data)?));
+        }
+        if header.command == RelayCommand::CONNECT_UDP && self.role == Role::Service {
+            return self.requested(header, Asked::UdpPort(datagram::port(data)?));
         }
         let message = match Message::parse(header.command, data) {
             Ok(message) => message,
@@ -469,6 +487,7 @@ impl Endpoint {
         match message {
             Message::Sendme(sendme) => self.sendme(header.stream, sendme, at),
             Message::Connected(_) => self.answered(header, Answer::Connected),
+            Message::ConnectedUdp(_) => self.answered(header, Answer::ConnectedUdp),
             Message::Resolved(resolved) => self.looked_up(header, &resolved),
             Message::End(end) => self.ended(header.stream, end),
             Message::Xon(Xon { .. }) => self.told(header, false),
@@ -479,6 +498,7 @@ impl Endpoint {
                 Err(Broken::Unexpected(header.command))
             }
             Message::Begin(begin) => self.requested(header, Asked::Stream(begin)),
+            Message::ConnectUdp(connect) => self.requested(header, Asked::Udp(connect)),
             Message::BeginDir => self.requested(header, Asked::Directory),
             Message::Resolve(Resolve(name)) => self.requested(header, Asked::Name(name.into())),
             // "If the relay command is not understood, the cell must be dropped and ignored." That an exit does; a client has asked for nothing
@@ -490,7 +510,10 @@ impl Endpoint {
 
     /// What nobody can be connected to is the program's mistake, not the client's.
     fn unreadable(&mut self, header: Header, error: Malformed) -> Result<(), Broken> {
-        let asks = matches!(header.command, RelayCommand::BEGIN | RelayCommand::RESOLVE);
+        let asks = matches!(
+            header.command,
+            RelayCommand::BEGIN | RelayCommand::RESOLVE | RelayCommand::CONNECT_UDP
+        );
         if !asks || self.role != Role::Relay || header.stream == StreamId::CIRCUIT {
             return Err(error.into());
         }
@@ -566,8 +589,17 @@ impl Endpoint {
         if self.role.is_asked() {
             return Err(Broken::Unexpected(header.command));
         }
+        if let Some(stream) = self.udp.get_mut(&header.stream.0) {
+            if stream.is_answered() || answer != Answer::ConnectedUdp {
+                return Err(Broken::Unexpected(header.command));
+            }
+            stream.answer(Ok(()));
+            return Ok(());
+        }
         match self.stream(header.stream) {
-            Some(stream) if stream.is_answered() => Err(Broken::Unexpected(header.command)),
+            Some(stream) if stream.is_answered() || answer == Answer::ConnectedUdp => {
+                Err(Broken::Unexpected(header.command))
+            }
             Some(stream) => {
                 stream.answer(Ok(answer));
                 Ok(())
@@ -592,6 +624,13 @@ impl Endpoint {
 
     fn ended(&mut self, id: StreamId, end: End) -> Result<(), Broken> {
         let at_exit = self.role.is_asked();
+        if let Some(stream) = self.udp.get_mut(&id.0) {
+            if !at_exit && stream.ended().is_some() {
+                return Err(Broken::Unexpected(RelayCommand::END));
+            }
+            stream.end(end);
+            return Ok(());
+        }
         let Some(stream) = self.stream(id) else {
             return self.stray(id, |late, _| late.ended(end));
         };
@@ -672,6 +711,9 @@ impl Endpoint {
         }
         for _ in 0..self.turn.len() {
             let id = self.turn.pop_front()?;
+            if let Some(datagram) = self.next_datagram(id, may_send) {
+                return Some(datagram);
+            }
             let Some(stream) = self.streams.get_mut(&id) else {
                 continue;
             };
@@ -683,12 +725,7 @@ impl Endpoint {
                         stream.leave_turn()
                     }
                     self.unpredictable.sent(body.len());
-                    return Some(message::data(
-                        self.legs.format(),
-                        body,
-                        StreamId(id),
-                        self.random,
-                    ));
+                    return Some(self.that_counts(RelayCommand::DATA, StreamId(id), body));
                 }
                 // Only the circuit's window is in the way.
                 Produced::Later => self.turn.push_back(id),
@@ -711,6 +748,29 @@ impl Endpoint {
         None
     }
 
+    /// The next DATAGRAM of a UDP stream, if it is one and has any.
+    fn next_datagram(&mut self, id: u16, may_send: bool) -> Option<Outbound> {
+        let stream = self.udp.get_mut(&id)?;
+        match stream.produce(may_send) {
+            Produced::Cell(body, more) => {
+                if more {
+                    self.turn.push_back(id)
+                } else {
+                    stream.leave_turn()
+                }
+                self.unpredictable.left_room();
+                return Some(self.that_counts(RelayCommand::DATAGRAM, StreamId(id), body));
+            }
+            Produced::Later => self.turn.push_back(id),
+            Produced::End | Produced::Nothing => stream.leave_turn(),
+        }
+        None
+    }
+
+    fn that_counts(&self, command: RelayCommand, id: StreamId, body: BytesMut) -> Outbound {
+        message::counted(self.legs.format(), command, body, id, self.random)
+    }
+
     /// A message of [`Self::next_message`] that was [`Outbound::counted`] has been given its tag, and leaves.
     pub fn sealed(&mut self, leg: LegId, tag: SendmeTag, now: Instant) {
         self.legs.sealed(leg, tag, now);
@@ -723,11 +783,16 @@ impl Endpoint {
         if self.role.is_asked() {
             return;
         }
+        let coming = self.legs.coming(self.handled);
+        self.remember(StreamId(id), stream.late(coming));
+    }
+
+    /// A stream has ended here, and this may still come on it.
+    fn remember(&mut self, id: StreamId, late: Late) {
         if self.gone.len() >= self.limits.gone {
             self.gone.pop_front();
         }
-        let coming = self.legs.coming(self.handled);
-        self.gone.push_back((id, stream.late(coming)));
+        self.gone.push_back((id.0, late));
     }
 
     /// Nobody holds the stream's handle any more.
@@ -750,6 +815,11 @@ impl Endpoint {
 
     fn take_turn(&mut self, id: StreamId) {
         if let Some(stream) = self.streams.get_mut(&id.0)
+            && stream.enter_turn()
+        {
+            self.turn.push_back(id.0);
+        }
+        if let Some(stream) = self.udp.get_mut(&id.0)
             && stream.enter_turn()
         {
             self.turn.push_back(id.0);
@@ -793,8 +863,8 @@ impl Endpoint {
 /// One such stream.
 #[derive(Clone, Copy, Debug)]
 struct Late {
-    /// Judges SENDME, XON and XOFF as while the stream was there.
-    outgoing: flow_control::stream::Outgoing,
+    /// Judges SENDME, XON and XOFF as while the stream was there; a UDP stream has none.
+    outgoing: Option<flow_control::stream::Outgoing>,
     /// DATA cells left of the stream's own window, where it has one.
     window: Option<u32>,
     /// When this many DATA cells have come on the circuit, all that was on its way at END has come.
@@ -815,7 +885,7 @@ impl Late {
             (Some(_), false) => 0,
         };
         Self {
-            outgoing: stream.outgoing,
+            outgoing: Some(stream.outgoing),
             window: match ended {
                 Some(_) => Some(0),
                 None => stream.window(),
@@ -860,11 +930,13 @@ impl Late {
 
     /// SENDME.
     fn acknowledged(&mut self) -> Result<(), Broken> {
-        Ok(self.outgoing.acknowledged()?)
+        let outgoing = self.outgoing.as_mut().ok_or(Broken::UnknownStream)?;
+        Ok(outgoing.acknowledged()?)
     }
 
     /// XOFF or XON.
     fn told(&mut self, stop: bool) -> Result<(), Broken> {
-        Ok(self.outgoing.told(stop, true)?)
+        let outgoing = self.outgoing.as_mut().ok_or(Broken::UnknownStream)?;
+        Ok(outgoing.told(stop, true)?)
     }
 }

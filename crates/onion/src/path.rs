@@ -45,6 +45,8 @@ pub struct CircuitUsage {
     pub ports: Vec<u16>,
     /// It must connect to all of them: a stream waits. Else to as many as can be: the circuit is built ahead.
     pub required: bool,
+    /// It must carry datagrams.
+    pub datagrams: bool,
 }
 
 /// What a circuit of an onion service is for: who chooses paths knows how many relays protect each.
@@ -158,15 +160,43 @@ pub fn ends(path: &mut Vec<Relay>, end: ServiceEnd<'_>) -> bool {
 pub struct Fixed(pub Vec<Relay>);
 
 impl Paths for Fixed {
-    fn path<'a>(&'a self, _: &'a CircuitUsage) -> Waiting<'a, Result<Vec<Relay>, Error>> {
-        Box::pin(async { Ok(self.0.clone()) })
+    fn path<'a>(&'a self, usage: &'a CircuitUsage) -> Waiting<'a, Result<Vec<Relay>, Error>> {
+        Box::pin(async {
+            let carries = self.0.last().is_some_and(Relay::carries_datagrams);
+            if usage.datagrams && !carries {
+                return Err(no_datagrams());
+            }
+            Ok(self.0.clone())
+        })
     }
+}
+
+impl CircuitUsage {
+    /// What its exit must speak.
+    pub fn protocols(&self) -> Protocols {
+        if self.datagrams {
+            Protocols::DATAGRAM
+        } else {
+            Protocols::NONE
+        }
+    }
+}
+
+/// No relay that a circuit may end at carries datagrams.
+pub fn no_datagrams() -> Error {
+    let doing = "opening a UDP flow through circuits whose last relay carries none";
+    Error::new(ErrorKind::Unsupported, doing)
 }
 
 impl Relay {
     /// Whether it connects to `port`, as far as is known.
     pub fn permits(&self, port: u16) -> bool {
         self.exit.as_ref().is_none_or(|exit| exit.contains(port))
+    }
+
+    /// Whether it carries datagrams to targets.
+    pub fn carries_datagrams(&self) -> bool {
+        self.protocols.has(Protocols::DATAGRAM)
     }
 
     /// What EXTEND2 says of it: "IPv4, RSA, Ed25519, IPv6".

@@ -46,6 +46,8 @@ pub struct Config {
     pub offers: Offers,
     /// Be the exit of Conflux sets (proposal 329): circuits that carry the same streams.
     pub conflux: bool,
+    /// Carry datagrams to targets (proposal 339).
+    pub datagrams: bool,
     /// Circuits of one channel; the next is refused with RESOURCELIMIT.
     pub circuits_per_channel: usize,
     /// Circuits of all channels.
@@ -58,6 +60,8 @@ pub struct Config {
     pub skins: (usize, Duration),
     /// How long a peer may take for CREATE2, the next relay for CREATED2, and a target to answer.
     pub patience: Duration,
+    /// A UDP stream on which nothing has passed for so long is ended.
+    pub idle_datagrams: Duration,
     /// Bounds of each circuit that ends here.
     pub limits: Limits,
     /// What it does for onion services.
@@ -72,12 +76,14 @@ impl Default for Config {
                 cgo: true,
             },
             conflux: true,
+            datagrams: true,
             circuits_per_channel: 16_384,
             circuits: 65_536,
             creates: Creates::default(),
             handshakes: handshakes::Limits::default(),
             skins: (100_000, Duration::from_secs(600)),
             patience: Duration::from_secs(30),
+            idle_datagrams: Duration::from_secs(120),
             limits: Limits::default(),
             onion_services: OnionServicesConfig::default(),
         }

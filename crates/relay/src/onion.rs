@@ -460,6 +460,7 @@ fn limits(settings: &Settings, config: &Config) -> relay::Config {
             cgo: protocols.has(Protocols::CGO),
         },
         conflux: protocols.has(Protocols::CONFLUX),
+        datagrams: protocols.has(Protocols::DATAGRAM),
         circuits: settings.circuits,
         creates: relay::Creates {
             client: (settings.creates, settings.creates_per_second),
@@ -469,6 +470,7 @@ fn limits(settings: &Settings, config: &Config) -> relay::Config {
             ),
         },
         patience: settings.patience,
+        idle_datagrams: config.limits.idle_datagrams,
         limits: endpoints(settings),
         onion_services: relay::OnionServicesConfig {
             enabled: settings.services,

@@ -41,6 +41,7 @@ macro_rules! numbers {
 pub mod cert;
 pub mod circuit;
 pub mod conflux;
+pub mod datagram;
 pub mod handshake;
 pub mod onion_service;
 pub mod padding;

@@ -13,14 +13,15 @@ use std::{
 pub struct Protocols(u8);
 
 /// Each with the word that says it, in the order in which they are written.
-const WORDS: [(Protocols, &str); 2] = [
+const WORDS: [(Protocols, &str); 3] = [
     (Protocols::CONFLUX, "Conflux=1"),
+    (Protocols::DATAGRAM, "Datagram=1"),
     (Protocols::CGO, "Relay=6"),
 ];
 
 /// The text says no protocols, or not as they would be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected `Conflux=1`, `Relay=6` or `Conflux=1 Relay=6`")]
+#[error("expected some of `Conflux=1 Datagram=1 Relay=6`, in this order")]
 pub struct ProtocolsError;
 
 impl Protocols {
@@ -30,11 +31,14 @@ impl Protocols {
     pub const CONFLUX: Self = Self(1);
     /// Counter Galois Onion (proposal 359), and that it can be asked for in the ntor-v3 handshake (proposal 346).
     pub const CGO: Self = Self(1 << 1);
+    /// UDP streams (proposal 339).
+    pub const DATAGRAM: Self = Self(1 << 2);
 
     /// What a `pr` line of a consensus says, of these; what else it says does not matter.
     pub fn of_tor(line: &str) -> Self {
         let all = [
             (Self::CONFLUX, speaks(line, "Conflux", 1)),
+            (Self::DATAGRAM, speaks(line, "Datagram", 1)),
             // `Relay=5`: it can be asked for.
             (
                 Self::CGO,
@@ -141,6 +145,7 @@ mod tests {
             Protocols::CGO,
             Protocols::CONFLUX,
             Protocols::CGO | Protocols::CONFLUX,
+            Protocols::CGO | Protocols::CONFLUX | Protocols::DATAGRAM,
         ] {
             assert_eq!(protocols.to_string().parse(), Ok(protocols));
         }

@@ -304,9 +304,8 @@ impl FromList {
             return Ok(path);
         }
         let mut random = self.random.lock();
-        let to = (&*asked.ports, asked.required);
-        let path = self.listed.circuit(&network, to, &mut *random);
-        let path = path.map_err(|why| Unchosen::NoPath(why, asked.required))?;
+        let path = self.listed.circuit(&network, asked, &mut *random);
+        let path = path.map_err(|why| Unchosen::unless(why, asked, &network))?;
         let path = path.iter();
         Ok(path
             .filter_map(|relay| relay_of_list(&network, relay))
@@ -446,6 +445,19 @@ enum Unchosen {
     Refused(Refused),
     /// It allows none; whether that was for a stream that waits.
     NoPath(NoPath, bool),
+    /// No exit of it carries datagrams.
+    NoDatagrams,
+}
+
+impl Unchosen {
+    fn unless(why: NoPath, asked: &path::CircuitUsage, network: &Network) -> Self {
+        let mut relays = network.relays().iter();
+        let speaks = |relay: &Descriptor| relay.protocols.has(asked.protocols());
+        if asked.datagrams && !relays.any(speaks) {
+            return Self::NoDatagrams;
+        }
+        Self::NoPath(why, asked.required)
+    }
 }
 
 impl From<NoPath> for Unchosen {
@@ -468,6 +480,7 @@ impl From<Unchosen> for Error {
             Unchosen::NoPath(why @ NoPath::Nobody(Position::Exit), true) => {
                 Self::new(ErrorKind::Forbidden, doing(&why)).because(Reason::Policy)
             }
+            Unchosen::NoDatagrams => path::no_datagrams(),
             Unchosen::NoPath(why, _) => Self::new(ErrorKind::PathFailed, doing(&why)),
         }
     }

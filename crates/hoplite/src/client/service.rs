@@ -1,10 +1,13 @@
 //! The onion services of the file: their keys, their descriptors, and where their streams lead. What a client asks for and is not served, C tor answers
 //! so, too: a port that is none closes his circuit, and of a local server that refuses he learns nothing but that the stream has ended.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
-use hoplite_onion::onion_service::{
-    Published, Publisher, PublisherConfig, Service, ServiceConfig, ServiceWatch, StreamRequest,
+use hoplite_onion::{
+    endpoint::udp,
+    onion_service::{
+        Published, Publisher, PublisherConfig, Service, ServiceConfig, ServiceWatch, StreamRequest,
+    },
 };
 use hoplite_overlay::{Direct, Error, ErrorKind, Overlay, Stream, Terms};
 use hoplite_wire::Target;
@@ -26,6 +29,8 @@ use crate::{
 
 /// How long a local server may take to accept.
 const CONNECT: Duration = Duration::from_secs(10);
+/// A UDP stream on which nothing has passed for so long is ended.
+const IDLE_DATAGRAMS: Duration = Duration::from_secs(180);
 
 /// A service that runs, for who asks how it does.
 pub(crate) struct Running {
@@ -254,8 +259,8 @@ async fn tell_published(number: usize, mut published: watch::Receiver<Published>
 
 async fn serve(mut service: Service, ports: Arc<[ServicePort]>, local: Direct) {
     while let Some(request) = service.accept().await {
-        let asked = request.port();
-        let Some(port) = ports.iter().find(|port| port.port == asked) else {
+        let asked = (request.port(), request.is_udp());
+        let Some(port) = ports.iter().find(|port| (port.port, port.udp) == asked) else {
             request.close_circuit();
             continue;
         };
@@ -265,6 +270,9 @@ async fn serve(mut service: Service, ports: Arc<[ServicePort]>, local: Direct) {
 }
 
 async fn carry(request: StreamRequest, to: &Local, local: &Direct) {
+    if let (true, Local::Address(address)) = (request.is_udp(), to) {
+        return carry_datagrams(request, *address, local).await;
+    }
     let Ok(mut local) = connect(to, local).await else {
         request.refuse();
         return;
@@ -272,6 +280,17 @@ async fn carry(request: StreamRequest, to: &Local, local: &Direct) {
     let mut stream = request.accept();
     // Whichever end breaks off, the other learns it.
     drop(copy_bidirectional(&mut stream, &mut local).await);
+}
+
+async fn carry_datagrams(request: StreamRequest, to: SocketAddr, local: &Direct) {
+    let terms = Terms::default().within(CONNECT);
+    let target = Target::from(to);
+    let Ok(local) = local.open_datagrams(&target, &terms).await else {
+        request.refuse();
+        return;
+    };
+    // Whichever end breaks off, the other learns it.
+    drop(udp::carry(&request.accept_udp(), &*local, IDLE_DATAGRAMS).await);
 }
 
 async fn connect(to: &Local, local: &Direct) -> Result<Stream, Error> {

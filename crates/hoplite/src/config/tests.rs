@@ -845,7 +845,7 @@ fn a_wrong_onion_key_and_one_relay_under_two_names_are_refused() {
     );
     let error = client_error(&right.replace("onion = \"B", "protocols = \"Relay=7\"\nonion = \"B"));
     assert!(
-        error.contains("relay[0].protocols: \"Relay=7\": expected `Conflux=1`"),
+        error.contains("relay[0].protocols: \"Relay=7\": expected some of `Conflux=1"),
         "{error}"
     );
 }

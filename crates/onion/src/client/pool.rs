@@ -58,10 +58,19 @@ struct Slot {
 
 /// A circuit that is being built for the streams of one token that wait for it. It goes on when they have given up: the next stream needs it.
 struct Build {
-    port: Option<u16>,
+    need: Need,
     /// Its exit, once the path is chosen.
     exit: OnceLock<Relay>,
     done: SetOnce<Result<Arc<BuiltCircuit>, Error>>,
+}
+
+/// What a stream needs of the exit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Need {
+    /// That it connects to this port.
+    pub(super) port: Option<u16>,
+    /// That it carries datagrams.
+    pub(super) datagrams: bool,
 }
 
 /// What there is for a stream.
@@ -91,7 +100,7 @@ impl Pool {
         &self.config
     }
 
-    /// A circuit of this token whose exit serves the target's port, as far as is known. While one is built for it, streams of the token that
+    /// A circuit of this token whose exit serves the stream, as far as is known. While one is built for it, streams of the token that
     /// another circuit serves do not wait.
     ///
     /// # Errors
@@ -99,21 +108,20 @@ impl Pool {
     pub(super) async fn circuit(
         self: &Arc<Self>,
         isolation: &Isolation,
-        target: Option<&Target>,
+        need: Need,
     ) -> Result<Arc<BuiltCircuit>, Error> {
-        let port = target.map(|target| target.port);
-        if let Some(port) = port {
+        if let Some(port) = need.port {
             self.state().lately.note(port, Instant::now());
         }
         loop {
-            match self.find(isolation, port)? {
+            match self.find(isolation, need)? {
                 Found::BuiltCircuit(circuit) => return Ok(circuit),
                 Found::Coming(build) => return build.done.wait().await.clone(),
                 Found::Busy(changed) => {
                     let mut changed = pin!(changed.notified());
                     // What ended before this is seen now, what ends later wakes.
                     changed.as_mut().enable();
-                    if matches!(self.find(isolation, port)?, Found::Busy(_)) {
+                    if matches!(self.find(isolation, need)?, Found::Busy(_)) {
                         changed.await;
                     }
                 }
@@ -122,34 +130,34 @@ impl Pool {
     }
 
     /// A circuit that is there, or else one that is being built; it is begun if there is none.
-    fn find(self: &Arc<Self>, isolation: &Isolation, port: Option<u16>) -> Result<Found, Error> {
+    fn find(self: &Arc<Self>, isolation: &Isolation, need: Need) -> Result<Found, Error> {
         let mut state = self.state();
         let slot = state.slot(isolation, self.config.isolated)?;
         let unusable = slot.take(|circuit| !circuit.is_usable());
-        let found = slot.find(port);
+        let found = slot.find(need);
         drop(state);
         self.bury_all(&unusable);
         if let Some(found) = found {
             return Ok(found);
         }
-        if let Some(circuit) = self.take_ahead(port) {
+        if let Some(circuit) = self.take_ahead(need) {
             let circuit = Arc::new(circuit);
             self.attach(isolation, &circuit);
             return Ok(Found::BuiltCircuit(circuit));
         }
-        self.begin(isolation, port)
+        self.begin(isolation, need)
     }
 
     /// Begins to build one, unless another stream was quicker.
-    fn begin(self: &Arc<Self>, isolation: &Isolation, port: Option<u16>) -> Result<Found, Error> {
+    fn begin(self: &Arc<Self>, isolation: &Isolation, need: Need) -> Result<Found, Error> {
         let build = Arc::new(Build {
-            port,
+            need,
             exit: OnceLock::new(),
             done: SetOnce::new(),
         });
         let mut state = self.state();
         let slot = state.slot(isolation, self.config.isolated)?;
-        if let Some(found) = slot.find(port) {
+        if let Some(found) = slot.find(need) {
             return Ok(found);
         }
         slot.coming.push(Arc::clone(&build));
@@ -223,8 +231,11 @@ impl Pool {
             let ports = state.wanted(Instant::now());
             state.coming.push(ports.clone());
             let pool = Arc::clone(self);
-            let required = false;
-            tokio::spawn(async move { pool.build_ahead(CircuitUsage { ports, required }).await });
+            let usage = CircuitUsage {
+                ports,
+                ..CircuitUsage::default()
+            };
+            tokio::spawn(async move { pool.build_ahead(usage).await });
         }
         drop(state);
         gone.iter().for_each(|circuit| self.bury(circuit));
@@ -243,10 +254,10 @@ impl Pool {
         state.ahead.extend(built.ok());
     }
 
-    fn take_ahead(&self, port: Option<u16>) -> Option<BuiltCircuit> {
+    fn take_ahead(&self, need: Need) -> Option<BuiltCircuit> {
         let mut state = self.state();
         let gone = state.remove_dead();
-        let place = state.ahead.iter().position(|circuit| serves(circuit, port));
+        let place = state.ahead.iter().position(|circuit| serves(circuit, need));
         let taken = place.map(|place| state.ahead.remove(place));
         drop(state);
         gone.iter().for_each(|circuit| self.bury(circuit));
@@ -347,11 +358,11 @@ impl State {
 }
 
 impl Slot {
-    fn find(&self, port: Option<u16>) -> Option<Found> {
-        if let Some(circuit) = self.kept.iter().find(|circuit| serves(circuit, port)) {
+    fn find(&self, need: Need) -> Option<Found> {
+        if let Some(circuit) = self.kept.iter().find(|circuit| serves(circuit, need)) {
             return Some(Found::BuiltCircuit(Arc::clone(circuit)));
         }
-        if let Some(build) = self.coming.iter().find(|build| build.will_serve(port)) {
+        if let Some(build) = self.coming.iter().find(|build| build.will_serve(need)) {
             return Some(Found::Coming(Arc::clone(build)));
         }
         let busy = self.coming.len() >= OF_A_TOKEN;
@@ -378,26 +389,56 @@ impl Slot {
 
 impl Build {
     async fn run(&self, builder: &Arc<Builder>) -> Result<Arc<BuiltCircuit>, Error> {
-        let (ports, required) = (self.port.into_iter().collect(), true);
+        let usage = CircuitUsage {
+            ports: self.need.port.into_iter().collect(),
+            required: true,
+            datagrams: self.need.datagrams,
+        };
         let chosen = |exit: &Relay| {
             // It is chosen once.
             self.exit.set(exit.clone()).ok();
         };
-        let built = builder
-            .build(&CircuitUsage { ports, required }, chosen)
-            .await;
+        let built = builder.build(&usage, chosen).await;
         built.map(Arc::new)
     }
 
-    /// Whether a stream to this port may wait for it: it is built for that port, or its exit is known to serve it.
-    fn will_serve(&self, port: Option<u16>) -> bool {
-        let permits = |port| self.exit.get().is_some_and(|exit| exit.permits(port));
-        self.port == port || port.is_none_or(permits)
+    /// Whether a stream may wait for it: it is built for such a stream, or its exit is known to serve it.
+    fn will_serve(&self, need: Need) -> bool {
+        let is_known = self.exit.get().is_some_and(|exit| need.is_met_by(exit));
+        self.need == need || need == Need::default() || is_known
     }
 }
 
-fn serves(circuit: &BuiltCircuit, port: Option<u16>) -> bool {
-    port.is_none_or(|port| circuit.permits(port))
+fn serves(circuit: &BuiltCircuit, need: Need) -> bool {
+    circuit
+        .path()
+        .last()
+        .is_none_or(|exit| need.is_met_by(exit))
+}
+
+impl Need {
+    /// A stream to this target.
+    pub(super) fn stream(target: &Target) -> Self {
+        let port = Some(target.port);
+        Self {
+            port,
+            datagrams: false,
+        }
+    }
+
+    /// A UDP stream to this target.
+    pub(super) fn udp(target: &Target) -> Self {
+        let datagrams = true;
+        Self {
+            datagrams,
+            ..Self::stream(target)
+        }
+    }
+
+    fn is_met_by(self, exit: &Relay) -> bool {
+        self.port.is_none_or(|port| exit.permits(port))
+            && (!self.datagrams || exit.carries_datagrams())
+    }
 }
 
 impl fmt::Debug for Pool {

@@ -89,7 +89,7 @@ impl Handle {
     ) -> Poll<Result<Vec<IpAddr>, Error>> {
         Poll::Ready(match ready!(self.poll_said(cx))? {
             Answer::Addresses(found) => Ok(found),
-            Answer::Connected => Err(failure::gone()),
+            Answer::Connected | Answer::ConnectedUdp => Err(failure::gone()),
         })
     }
 
@@ -284,7 +284,11 @@ impl Endpoint {
         Ok(id)
     }
 
-    fn free_id(&mut self) -> Option<StreamId> {
+    fn is_there(&self, id: StreamId) -> bool {
+        self.streams.contains_key(&id.0) || self.udp.contains_key(&id.0)
+    }
+
+    pub(super) fn free_id(&mut self) -> Option<StreamId> {
         if self.has_no_room() {
             return None;
         }
@@ -292,7 +296,7 @@ impl Endpoint {
             self.last_id = self.last_id.checked_add(1).unwrap_or(1);
             let id = self.last_id;
             let recent = self.gone.iter().any(|(gone, _)| *gone == id);
-            if !recent && !self.streams.contains_key(&id) {
+            if !recent && !self.is_there(StreamId(id)) {
                 return Some(StreamId(id));
             }
         }
@@ -304,15 +308,16 @@ impl Endpoint {
         self.asked.pop_front()
     }
 
-    /// The next port that the client asks for, once it does (onion service).
+    /// What the client asks for next, once it does (onion service): [`Asked::Port`] or [`Asked::UdpPort`].
     ///
     /// # Errors
     /// Why the circuit has closed.
-    pub(crate) fn poll_asked(&mut self, cx: &Context<'_>) -> Poll<Result<(StreamId, u16), Error>> {
-        while let Some((id, asked)) = self.asked.pop_front() {
-            if let Asked::Port(port) = asked {
-                return Poll::Ready(Ok((id, port)));
-            }
+    pub(crate) fn poll_asked(
+        &mut self,
+        cx: &Context<'_>,
+    ) -> Poll<Result<(StreamId, Asked), Error>> {
+        if let Some(asked) = self.asked.pop_front() {
+            return Poll::Ready(Ok(asked));
         }
         if let Some(error) = &self.closed {
             return Poll::Ready(Err(error.clone()));
@@ -334,7 +339,8 @@ impl Endpoint {
 
     /// The stream does not come about, or breaks off (exit).
     pub fn refuse(&mut self, id: StreamId, end: End) {
-        if self.streams.remove(&id.0).is_some() {
+        let was_there = self.streams.remove(&id.0).is_some() || self.udp.remove(&id.0).is_some();
+        if was_there {
             self.say(id, &Message::End(end));
         }
     }
@@ -346,15 +352,20 @@ impl Endpoint {
         }
     }
 
+    fn add_asked(&mut self, id: StreamId, half_close: bool) {
+        let stream = self.new_stream(half_close);
+        self.streams.insert(id.0, stream.at_exit());
+    }
+
     pub(super) fn requested(&mut self, header: Header, asked: Asked) -> Result<(), Broken> {
         let id = header.stream;
         if self.role == Role::Client || id == StreamId::CIRCUIT {
             return Err(Broken::Unexpected(header.command));
         }
-        if self.streams.contains_key(&id.0) {
+        if self.is_there(id) {
             return Err(Broken::Unexpected(header.command));
         }
-        if self.streams.len() >= self.limits.streams {
+        if self.streams() >= self.limits.streams {
             let reason = match self.role {
                 // rend-spec-v3, "Managing streams": "to avoid leaking any further information".
                 Role::Service => EndReason::DONE,
@@ -363,12 +374,11 @@ impl Endpoint {
             self.say(id, &Message::End(End::new(reason)));
             return Ok(());
         }
-        let half_close = match &asked {
-            Asked::Stream(begin) => begin.flags.has(HALF_CLOSE),
-            Asked::Directory | Asked::Name(_) | Asked::Port(_) => false,
-        };
-        let stream = self.new_stream(half_close);
-        self.streams.insert(id.0, stream.at_exit());
+        match &asked {
+            Asked::Udp(_) | Asked::UdpPort(_) => self.add_udp(id),
+            Asked::Stream(begin) => self.add_asked(id, begin.flags.has(HALF_CLOSE)),
+            Asked::Directory | Asked::Name(_) | Asked::Port(_) => self.add_asked(id, false),
+        }
         self.asked.push_back((id, asked));
         self.wake_asker();
         Ok(())

@@ -43,9 +43,10 @@ pub(super) fn control(
     }
 }
 
-/// DATA: `body` has the bytes behind room for the header.
-pub(super) fn data(
+/// DATA or DATAGRAM, which count to the circuit's window: `body` has the bytes behind room for the header.
+pub(super) fn counted(
     format: Format,
+    command: RelayCommand,
     mut body: BytesMut,
     stream: StreamId,
     random: fn(&mut [u8]),
@@ -56,7 +57,6 @@ pub(super) fn data(
     if let Some(padding) = body.get_mut(filled + 4..) {
         random(padding);
     }
-    let command = RelayCommand::DATA;
     let length = filled.saturating_sub(format.header(command));
     let header = Header {
         format,
@@ -127,6 +127,11 @@ impl Unpredictable {
     /// A body of such a length leaves. One that had to be short has its room for what came before it, not for what comes.
     pub(super) fn sent(&mut self, length: usize) {
         self.has |= length < SHORT;
+    }
+
+    /// A body has left that had room for random bytes whatever was in it.
+    pub(super) fn left_room(&mut self) {
+        self.has = true;
     }
 }
 

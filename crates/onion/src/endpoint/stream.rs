@@ -31,6 +31,8 @@ const PIECE: u32 = 32;
 pub enum Answer {
     /// The stream is open.
     Connected,
+    /// The UDP stream is open.
+    ConnectedUdp,
     /// The name's addresses.
     Addresses(Vec<IpAddr>),
 }
@@ -442,7 +444,7 @@ impl Stream {
     }
 }
 
-fn wake(waker: &mut Option<Waker>) {
+pub(super) fn wake(waker: &mut Option<Waker>) {
     if let Some(waker) = waker.take() {
         waker.wake();
     }

@@ -709,7 +709,11 @@ fn met(control: Control) -> Pair {
 
 /// What the service is told next, at once.
 async fn asked(pair: &Pair) -> Option<Result<(StreamId, u16), Error>> {
-    now(|cx| pair.exit.lock().poll_asked(cx)).await
+    let asked = now(|cx| pair.exit.lock().poll_asked(cx)).await?;
+    Some(asked.map(|(id, asked)| match asked {
+        Asked::Port(port) => (id, port),
+        other => unreachable!("{other:?} of a service"),
+    }))
 }
 
 #[tokio::test]

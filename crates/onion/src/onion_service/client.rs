@@ -14,7 +14,7 @@ use std::{
 };
 
 use hoplite_crypto::onion::hs_ntor::{self, IntroductionKeys};
-use hoplite_overlay::{Error, ErrorKind, Isolation, Reason, Stream, Terms};
+use hoplite_overlay::{Datagrams, Error, ErrorKind, Isolation, Reason, Stream, Terms};
 use hoplite_wire::cell::{
     onion_service::{COOKIE, IntroduceStatus, Introduction},
     relay::RelayCommand,
@@ -26,7 +26,7 @@ use super::{IntroductionPoint, KnownService, shuffle};
 use crate::{
     channel::Dialer,
     client::{self, Builder, BuiltCircuit, Conversation, Heard, INCREMENTS, LastRelay},
-    endpoint::{Broken, io::Handle},
+    endpoint::{Broken, io::Handle, udp::UdpHandle},
     failure,
     flow_control::Control,
     path::{Paths, Relay, ServiceEnd, ServicePurpose},
@@ -137,7 +137,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::open_stream`], but for the service's refusal.
-    pub(super) async fn reach(
+    pub async fn reach(
         &self,
         service: &KnownService,
         terms: &Terms,
@@ -167,6 +167,30 @@ impl Client {
         };
         terms
             .run("opening a stream to an onion service", opening)
+            .await
+    }
+
+    /// A UDP stream on such a circuit. A service that carries none may say nothing at all (C tor's does not).
+    ///
+    /// # Errors
+    /// The service refuses or does not answer, or the circuit has ended.
+    pub async fn open_datagrams_on(
+        &self,
+        circuit: &BuiltCircuit,
+        port: u16,
+        terms: &Terms,
+    ) -> Result<Box<dyn Datagrams>, Error> {
+        let opening = async {
+            let id = circuit.shared().lock().connect_udp_port(port)?;
+            let handle = UdpHandle::new(circuit.shared(), id);
+            let said = timeout(self.config.answer, poll_fn(|cx| handle.poll_said(cx)));
+            let doing = "opening a UDP flow to an onion service, which may carry none";
+            said.await
+                .unwrap_or_else(|_| Err(Error::new(ErrorKind::TimedOut, doing)))?;
+            Ok(Box::new(handle) as _)
+        };
+        terms
+            .run("opening a UDP flow to an onion service", opening)
             .await
     }
 

@@ -39,26 +39,36 @@ impl ServicesOverlay {
     }
 
     async fn open(&self, name: &str, port: u16, terms: &Terms) -> Result<Stream, Error> {
+        let (reach, circuit) = self.circuit(name, terms).await?;
+        reach.client.open_on(&circuit, port, terms).await
+    }
+
+    async fn datagrams(
+        &self,
+        name: &str,
+        port: u16,
+        terms: &Terms,
+    ) -> Result<Box<dyn Datagrams>, Error> {
+        let (reach, circuit) = self.circuit(name, terms).await?;
+        reach.client.open_datagrams_on(&circuit, port, terms).await
+    }
+
+    async fn circuit(
+        &self,
+        name: &str,
+        terms: &Terms,
+    ) -> Result<(&Reach, Arc<BuiltCircuit>), Error> {
         let address = address(name)?;
         let Some(reach) = &self.reach else {
             let doing = "reaching an onion service without a list of the relays that keep its descriptor: it needs [directory]";
             return Err(Error::new(ErrorKind::Unsupported, doing));
         };
-        reach.open(&address, port, terms).await
+        let circuit = reach.circuit(&address, terms).await?;
+        Ok((reach, circuit))
     }
 }
 
 impl Reach {
-    async fn open(
-        &self,
-        address: &OnionAddress,
-        port: u16,
-        terms: &Terms,
-    ) -> Result<Stream, Error> {
-        let circuit = self.circuit(address, terms).await?;
-        self.client.open_on(&circuit, port, terms).await
-    }
-
     async fn circuit(
         &self,
         address: &OnionAddress,
@@ -104,6 +114,13 @@ fn address(name: &str) -> Result<OnionAddress, Error> {
     })
 }
 
+fn service_of(target: &Target) -> Option<String> {
+    match &target.host {
+        Host::Name(name) => service_name(name.as_str()),
+        Host::Ip(_) => None,
+    }
+}
+
 /// The name without the root's dot, if it is one of an onion service.
 fn service_name(name: &str) -> Option<String> {
     let name = name.trim_end_matches('.').to_ascii_lowercase();
@@ -112,11 +129,7 @@ fn service_name(name: &str) -> Option<String> {
 
 impl Overlay for ServicesOverlay {
     fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
-        let name = match &target.host {
-            Host::Name(name) => service_name(name.as_str()),
-            Host::Ip(_) => None,
-        };
-        match name {
+        match service_of(target) {
             Some(name) => Box::pin(async move { self.open(&name, target.port, terms).await }),
             None => self.below.open_stream(target, terms),
         }
@@ -127,17 +140,10 @@ impl Overlay for ServicesOverlay {
         target: &'a Target,
         terms: &'a Terms,
     ) -> Opening<'a, Box<dyn Datagrams>> {
-        let is_service = match &target.host {
-            Host::Name(name) => service_name(name.as_str()).is_some(),
-            Host::Ip(_) => false,
-        };
-        if is_service {
-            return Box::pin(async {
-                let doing = "opening a UDP flow to an onion service, which has streams alone";
-                Err(Error::new(ErrorKind::Unsupported, doing))
-            });
+        match service_of(target) {
+            Some(name) => Box::pin(async move { self.datagrams(&name, target.port, terms).await }),
+            None => self.below.open_datagrams(target, terms),
         }
-        self.below.open_datagrams(target, terms)
     }
 
     fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {

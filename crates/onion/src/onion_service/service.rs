@@ -45,7 +45,11 @@ use super::{
 use crate::{
     channel::Dialer,
     client::{self, Builder, BuiltCircuit, Conversation, Heard, LastRelay},
-    endpoint::io::Handle,
+    endpoint::{
+        Asked,
+        io::Handle,
+        udp::{NOWHERE, UdpHandle},
+    },
     failure,
     flow_control::Control,
     path::{Paths, Relay, ServiceEnd, ServicePurpose},
@@ -283,9 +287,10 @@ async fn tell_of(
 
 // A client's stream, until it is accepted.
 
-/// A client asks for a stream. Dropped, it is refused.
+/// A client asks for a stream, of bytes or of datagrams. Dropped, it is refused.
 pub struct StreamRequest {
     port: u16,
+    udp: bool,
     id: StreamId,
     circuit: Arc<BuiltCircuit>,
     place: Option<Place<u64>>,
@@ -293,14 +298,21 @@ pub struct StreamRequest {
 }
 
 impl StreamRequest {
-    fn new(port: u16, id: StreamId, circuit: &Arc<BuiltCircuit>) -> Self {
-        Self {
+    /// `None` for what no client can ask of a service.
+    fn new(asked: &Asked, id: StreamId, circuit: &Arc<BuiltCircuit>) -> Option<Self> {
+        let (port, udp) = match asked {
+            Asked::Port(port) => (*port, false),
+            Asked::UdpPort(port) => (*port, true),
+            Asked::Stream(_) | Asked::Directory | Asked::Name(_) | Asked::Udp(_) => return None,
+        };
+        Some(Self {
             port,
+            udp,
             id,
             circuit: Arc::clone(circuit),
             place: None,
             answered: false,
-        }
+        })
     }
 
     /// With its place among the streams of all clients; without one it is refused.
@@ -312,6 +324,19 @@ impl StreamRequest {
     /// To which port.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Whether datagrams are to travel on it: then it is [`Self::accept_udp`] that accepts it.
+    pub fn is_udp(&self) -> bool {
+        self.udp
+    }
+
+    /// Tells the client that the UDP stream is open.
+    pub fn accept_udp(mut self) -> UdpHandle {
+        self.answered = true;
+        let handle = UdpHandle::new(self.circuit.shared(), self.id);
+        self.circuit.shared().lock().connected_udp(self.id, NOWHERE);
+        handle
     }
 
     /// Tells the client that the stream is open.
@@ -645,8 +670,10 @@ impl Inner {
         let circuit = Arc::new(circuit);
         let serial = self.serial.fetch_add(1, Relaxed);
         let asked = || poll_fn(|cx| circuit.shared().lock().poll_asked(cx));
-        while let Ok((id, port)) = asked().await {
-            let request = StreamRequest::new(port, id, &circuit);
+        while let Ok((id, asked)) = asked().await {
+            let Some(request) = StreamRequest::new(&asked, id, &circuit) else {
+                continue;
+            };
             let Some(request) = request.placed(self.streams.take(serial)) else {
                 continue;
             };

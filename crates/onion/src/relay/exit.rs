@@ -6,12 +6,13 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     sync::{Arc, atomic::Ordering::Relaxed},
+    task::Poll,
 };
 
-use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Stream, Terms};
+use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms};
 use hoplite_wire::{
     Host, Target,
-    cell::relay::{Answer, Begin, End, EndReason, Flags, Resolved, StreamId, Value},
+    cell::relay::{Answer, ConnectUdp, End, EndReason, Flags, Resolved, StreamId, Value},
 };
 use tokio::io::{AsyncWriteExt, copy, split};
 
@@ -21,6 +22,7 @@ use crate::{
     endpoint::{
         Asked, Endpoint, HALF_CLOSE,
         io::{Handle, Shared},
+        udp::{self, UdpHandle},
     },
     failure,
 };
@@ -41,6 +43,16 @@ pub(super) async fn serve(
     asked: Asked,
     asking: Asking,
 ) {
+    if let Asked::Udp(connect) = &asked {
+        return serve_udp(
+            &relay,
+            &*place,
+            UdpHandle::new(&shared, id),
+            connect,
+            &shared,
+        )
+        .await;
+    }
     let mut handle = Handle::new(&shared, id);
     let (opened, half_close) = match asked {
         Asked::Name(name) => {
@@ -49,10 +61,14 @@ pub(super) async fn serve(
         }
         Asked::Directory => (directory(&relay, asking).await, false),
         // An exit's end never says so.
-        Asked::Port(_) => (Err(End::new(EndReason::TORPROTOCOL)), false),
+        Asked::Port(_) | Asked::UdpPort(_) | Asked::Udp(_) => {
+            (Err(End::new(EndReason::TORPROTOCOL)), false)
+        }
         Asked::Stream(begin) => {
             let half_close = begin.flags.has(HALF_CLOSE);
-            (connect(&relay, &*place, &begin).await, half_close)
+            let (target, flags) = (&begin.target, begin.flags);
+            let opened = connect(&relay, &*place, target, flags, open_stream).await;
+            (opened.map(|(ip, stream)| (Some(ip), stream)), half_close)
         }
     };
     let (address, target) = match opened {
@@ -72,7 +88,7 @@ pub(super) fn refuse(relay: &Relay, endpoint: &mut Endpoint, id: StreamId, asked
     relay.counters.limited.fetch_add(1, Relaxed);
     match asked {
         Asked::Name(_) => tell(endpoint, id, Err(limited())),
-        Asked::Directory | Asked::Stream(_) | Asked::Port(_) => {
+        _ => {
             endpoint.refuse(id, End::new(EndReason::RESOURCELIMIT));
         }
     }
@@ -96,16 +112,42 @@ async fn directory(relay: &Relay, asking: Asking) -> Opened {
     }
 }
 
-async fn connect(relay: &Relay, place: &dyn AdmittedStream, begin: &Begin) -> Opened {
+/// How a target's address is reached.
+type Open<T> = for<'a> fn(&'a dyn Overlay, &'a Target, &'a Terms) -> Opening<'a, T>;
+
+fn open_stream<'a>(
+    out: &'a dyn Overlay,
+    target: &'a Target,
+    terms: &'a Terms,
+) -> Opening<'a, Stream> {
+    out.open_stream(target, terms)
+}
+
+fn open_datagrams<'a>(
+    out: &'a dyn Overlay,
+    target: &'a Target,
+    terms: &'a Terms,
+) -> Opening<'a, Box<dyn Datagrams>> {
+    out.open_datagrams(target, terms)
+}
+
+/// Opens what is asked for to the first address of `target` that it can be opened to.
+async fn connect<T>(
+    relay: &Relay,
+    place: &dyn AdmittedStream,
+    target: &Target,
+    flags: Flags,
+    open: Open<T>,
+) -> Result<(IpAddr, T), End> {
     let out = relay.out.as_ref().ok_or(End::new(EndReason::EXITPOLICY))?;
     let terms = Terms::default().within(relay.config.patience);
-    let port = begin.target.port;
-    if let Host::Name(name) = &begin.target.host
+    let port = target.port;
+    if let Host::Name(name) = &target.host
         && !relay.policy.admits_name(name.as_str(), port)
     {
         return Err(End::new(EndReason::EXITPOLICY));
     }
-    let found = addresses(&**out, place, &begin.target, &terms).await;
+    let found = addresses(&**out, place, target, &terms).await;
     let found = found.map_err(|error| End::new(failure::end_of(&error)))?;
     let admitted = |ip: &IpAddr| relay.policy.admits(SocketAddr::new(*ip, port));
     let mut wanted: Vec<IpAddr> = found.iter().copied().filter(admitted).collect();
@@ -114,12 +156,12 @@ async fn connect(relay: &Relay, place: &dyn AdmittedStream, begin: &Begin) -> Op
         let reason = EndReason::EXITPOLICY;
         return Err(End { reason, address });
     }
-    choose(&mut wanted, begin.flags);
+    choose(&mut wanted, flags);
     let mut last = End::new(EndReason::EXITPOLICY);
     for ip in wanted.into_iter().take(TRIED) {
         let target = Target::from(SocketAddr::new(ip, port));
-        match out.open_stream(&target, &terms).await {
-            Ok(stream) => return Ok((Some(ip), stream)),
+        match open(&**out, &target, &terms).await {
+            Ok(opened) => return Ok((ip, opened)),
             Err(error) => last = End::new(failure::end_of(&error)),
         }
     }
@@ -219,8 +261,40 @@ async fn carry(handle: &mut Handle, target: Stream, half_close: bool) -> io::Res
 async fn either<T>(one: impl Future<Output = T>, other: impl Future<Output = T>) -> T {
     let (mut one, mut other) = (std::pin::pin!(one), std::pin::pin!(other));
     poll_fn(|cx| match one.as_mut().poll(cx) {
-        std::task::Poll::Pending => other.as_mut().poll(cx),
+        Poll::Pending => other.as_mut().poll(cx),
         done => done,
     })
     .await
+}
+
+// UDP streams. Proposal 339.
+
+async fn serve_udp(
+    relay: &Relay,
+    place: &dyn AdmittedStream,
+    client: UdpHandle,
+    asked: &ConnectUdp,
+    shared: &Shared,
+) {
+    let (target, id) = (&asked.target, client.id());
+    if !relay.config.datagrams {
+        return shared.lock().refuse(id, End::new(EndReason::EXITPOLICY));
+    }
+    let Some(_port) = place.udp_port() else {
+        relay.counters.limited.fetch_add(1, Relaxed);
+        return shared.lock().refuse(id, End::new(EndReason::RESOURCELIMIT));
+    };
+    let opened = connect(relay, place, target, asked.flags, open_datagrams).await;
+    let (ip, flow) = match opened {
+        Ok(opened) => opened,
+        Err(end) => return shared.lock().refuse(id, end),
+    };
+    relay.counters.streams.fetch_add(1, Relaxed);
+    shared
+        .lock()
+        .connected_udp(id, SocketAddr::new(ip, target.port));
+    if let Err(error) = udp::carry(&client, &*flow, relay.config.idle_datagrams).await {
+        // If the client has ended it before, there is nobody to be told.
+        shared.lock().refuse(id, End::new(failure::end_of(&error)));
+    }
 }

@@ -16,6 +16,7 @@ mod services;
 mod stalls;
 mod support;
 mod together;
+mod udp;
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -204,16 +205,6 @@ async fn names_are_resolved_by_the_exit() {
     let mut far = soon(listener.accept()).await.expect("accepts");
     far.write_all(b"!").await.expect("open");
     assert_eq!(soon(near.read_u8()).await.expect("open"), b'!');
-}
-
-#[tokio::test]
-async fn udp_is_said_to_be_unsupported() {
-    let world = World::new(Duration::ZERO, Kind::default());
-    let onion = world.client(Config::default());
-    let target = "192.0.2.1:53".parse().expect("valid");
-    let terms = Terms::default();
-    let error = onion.open_datagrams(&target, &terms).await.map(drop);
-    assert_eq!(error.expect_err("no UDP").kind(), ErrorKind::Unsupported);
 }
 
 /// A directory that says who it is.

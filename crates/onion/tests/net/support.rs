@@ -190,9 +190,9 @@ pub(crate) fn known(relay: &relay::Relay, kind: Kind) -> path::Relay {
         ntor3: kind.ntor3,
         congestion_control: kind.congestion_control,
         protocols: if kind.cgo {
-            Protocols::CGO
+            Protocols::CGO | Protocols::DATAGRAM
         } else {
-            Protocols::NONE
+            Protocols::DATAGRAM
         },
         half_close: true,
         exit: None,

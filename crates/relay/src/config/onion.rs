@@ -28,6 +28,8 @@ pub struct Onion {
     /// With the role `egress`: let clients have two circuits that end here carry the same streams (Conflux, Tor's proposal 329), and say so in the descriptor
     /// of `[directory]`. Only with `congestion_control`.
     pub conflux: bool,
+    /// With the role `egress`: carry UDP for clients (Tor's proposal 339), and say so in the descriptor of `[directory]`.
+    pub udp: bool,
     /// After how many seconds a relay that tells a directory of itself takes another onion key; the last one is accepted for a week
     /// more. 0 is never.
     #[serde(deserialize_with = "hoplite_config::seconds")]
@@ -123,6 +125,7 @@ impl Default for Onion {
             congestion_control: true,
             cgo: true,
             conflux: true,
+            udp: true,
             rotate: Duration::from_secs(28 * 24 * 3600),
             circuits: 65_536,
             circuits_per_address: 8192,
@@ -171,6 +174,7 @@ impl Onion {
                 Protocols::CONFLUX,
                 exit && self.conflux && self.congestion_control,
             ),
+            (Protocols::DATAGRAM, exit && self.udp),
         ];
         let spoken = wanted.into_iter().filter(|(_, spoken)| *spoken);
         spoken.fold(Protocols::NONE, |all, (one, _)| all | one)

@@ -176,6 +176,16 @@ impl AdmittedStream for Streaming {
         self.shared.metrics.limited(Limit::Queries.label());
         None
     }
+
+    fn udp_port(&self) -> Option<Box<dyn Send + Sync>> {
+        match self.shared.quotas.udp(&self.quota) {
+            Ok(port) => Some(Box::new(port)),
+            Err(_) => {
+                self.shared.metrics.limited(Limit::UdpTunnels.label());
+                None
+            }
+        }
+    }
 }
 
 impl Drop for Streaming {

@@ -45,6 +45,13 @@ impl ExitOverlay {
         }
     }
 
+    fn origin(&self) -> Origin<'_> {
+        Origin {
+            lots: &self.lots,
+            shown: None,
+        }
+    }
+
     /// Counts as a request of MASQUE does, and says why not.
     fn told<T>(&self, done: Result<T, Failure>) -> Result<T, Error> {
         let failure = match done {
@@ -66,13 +73,9 @@ impl Overlay for ExitOverlay {
     fn open_stream<'a>(&'a self, target: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
         Box::pin(async {
             let requester = self.quotas.placed();
-            let origin = Origin {
-                lots: &self.lots,
-                shown: None,
-            };
             let opened = self
                 .egress
-                .tcp(target, &origin, &requester, &self.metrics)
+                .tcp(target, &self.origin(), &requester, &self.metrics)
                 .await;
             Ok(Stream::new(TcpFlow::new(self.told(opened)?)))
         })
@@ -80,12 +83,16 @@ impl Overlay for ExitOverlay {
 
     fn open_datagrams<'a>(
         &'a self,
-        _: &'a Target,
+        target: &'a Target,
         _: &'a Terms,
     ) -> Opening<'a, Box<dyn Datagrams>> {
         Box::pin(async {
-            let doing = "opening a UDP flow from a circuit: Tor's cells have none";
-            Err(Error::new(ErrorKind::Unsupported, doing))
+            let requester = self.quotas.placed();
+            let opened = self
+                .egress
+                .udp(target, &self.origin(), &requester, &self.metrics)
+                .await;
+            Ok(Box::new(self.told(opened)?) as _)
         })
     }
 

@@ -71,7 +71,7 @@ pub(crate) fn known(name: &str, relay: &Handle) -> Known {
         exit: None,
         ntor3: true,
         congestion_control: true,
-        protocols: Protocols::NONE,
+        protocols: Protocols::DATAGRAM,
         half_close: true,
     }
 }

@@ -9,6 +9,7 @@ use std::{
 use bytes::BufMut;
 
 pub use super::circuit::{Create2, Created2, Extend2, Extended2, LinkSpecifier, Truncated};
+pub use super::datagram::{ConnectUdp, ConnectedUdp};
 use super::{BODY, Input, Malformed, short};
 use crate::Target;
 
@@ -53,6 +54,12 @@ numbers! {
         EXTEND2 = 14,
         /// Its answer.
         EXTENDED2 = 15,
+        /// Opens a UDP stream to a target (proposal 339).
+        CONNECT_UDP = 16,
+        /// The UDP stream is open.
+        CONNECTED_UDP = 17,
+        /// A datagram of a UDP stream, or a part of one.
+        DATAGRAM = 18,
         /// The circuit is a leg of a Conflux set (proposal 329; [`super::conflux`]).
         CONFLUX_LINK = 19,
         /// Its answer.
@@ -106,8 +113,11 @@ impl RelayCommand {
             self,
             Self::BEGIN
                 | Self::BEGIN_DIR
+                | Self::CONNECT_UDP
                 | Self::CONNECTED
+                | Self::CONNECTED_UDP
                 | Self::DATA
+                | Self::DATAGRAM
                 | Self::END
                 | Self::RESOLVE
                 | Self::RESOLVED
@@ -328,6 +338,12 @@ pub enum Message<'a> {
     Resolve(Resolve<'a>),
     /// Its answer.
     Resolved(Resolved<'a>),
+    /// Opens a UDP stream to a target.
+    ConnectUdp(ConnectUdp),
+    /// The UDP stream is open.
+    ConnectedUdp(ConnectedUdp),
+    /// A datagram, or a part of one.
+    Datagram(&'a [u8]),
     /// Padding.
     Drop,
     /// "If the relay command is not understood, the cell must be dropped and ignored."
@@ -355,6 +371,9 @@ impl<'a> Message<'a> {
             RelayCommand::TRUNCATED => Self::Truncated(Truncated::parse(data)?),
             RelayCommand::RESOLVE => Self::Resolve(Resolve::parse(data)?),
             RelayCommand::RESOLVED => Self::Resolved(Resolved::parse(data)?),
+            RelayCommand::CONNECT_UDP => Self::ConnectUdp(ConnectUdp::parse(data)?),
+            RelayCommand::CONNECTED_UDP => Self::ConnectedUdp(ConnectedUdp::parse(data)?),
+            RelayCommand::DATAGRAM => Self::Datagram(data),
             RelayCommand::DROP => Self::Drop,
             _ => Self::Unknown(command, data),
         })
@@ -377,6 +396,9 @@ impl<'a> Message<'a> {
             Self::Truncated(_) => RelayCommand::TRUNCATED,
             Self::Resolve(_) => RelayCommand::RESOLVE,
             Self::Resolved(_) => RelayCommand::RESOLVED,
+            Self::ConnectUdp(_) => RelayCommand::CONNECT_UDP,
+            Self::ConnectedUdp(_) => RelayCommand::CONNECTED_UDP,
+            Self::Datagram(_) => RelayCommand::DATAGRAM,
             Self::Drop => RelayCommand::DROP,
             Self::Unknown(command, _) => *command,
         }
@@ -386,7 +408,9 @@ impl<'a> Message<'a> {
     pub fn write(&self, out: &mut impl BufMut) {
         match self {
             Self::Begin(begin) => begin.write(out),
-            Self::Data(data) | Self::Unknown(_, data) => out.put_slice(data),
+            Self::Data(data) | Self::Datagram(data) | Self::Unknown(_, data) => {
+                out.put_slice(data);
+            }
             Self::End(end) => end.write(out),
             Self::Connected(connected) => connected.write(out),
             Self::Sendme(sendme) => sendme.write(out),
@@ -397,6 +421,8 @@ impl<'a> Message<'a> {
             Self::Truncated(reason) => reason.write(out),
             Self::Resolve(resolve) => resolve.write(out),
             Self::Resolved(resolved) => resolved.write(out),
+            Self::ConnectUdp(connect) => connect.write(out),
+            Self::ConnectedUdp(connected) => connected.write(out),
             Self::BeginDir | Self::Truncate | Self::Drop => {}
         }
     }

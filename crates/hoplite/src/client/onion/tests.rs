@@ -121,6 +121,7 @@ fn ask(ports: &[u16], required: bool) -> path::CircuitUsage {
     path::CircuitUsage {
         ports: ports.to_vec(),
         required,
+        ..path::CircuitUsage::default()
     }
 }
 

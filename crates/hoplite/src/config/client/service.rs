@@ -52,6 +52,8 @@ impl Service {
 pub(crate) struct ServicePort {
     /// What clients ask for.
     pub(crate) port: u16,
+    /// Whether datagrams are carried, and not bytes.
+    pub(crate) udp: bool,
     /// Where they are connected to.
     pub(crate) to: Local,
 }
@@ -59,7 +61,7 @@ pub(crate) struct ServicePort {
 /// Where streams of a service end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Local {
-    /// A TCP port of this device or its network.
+    /// A port of this device or its network.
     Address(SocketAddr),
     /// A Unix socket.
     Socket(PathBuf),
@@ -68,7 +70,7 @@ pub(crate) enum Local {
 /// Why a text is no port of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "expected a port and where it leads, as in \"80=127.0.0.1:8080\" or \"22=unix:/run/ssh.sock\""
+    "expected a port and where it leads, as in \"80=127.0.0.1:8080\", \"53/udp=127.0.0.1:53\" or \"22=unix:/run/ssh.sock\""
 )]
 pub(crate) struct NoServicePort;
 
@@ -77,9 +79,13 @@ impl FromStr for ServicePort {
 
     fn from_str(text: &str) -> Result<Self, NoServicePort> {
         let (port, to) = text.split_once('=').ok_or(NoServicePort)?;
+        let (port, udp) = match port.strip_suffix("/udp") {
+            Some(port) => (port, true),
+            None => (port, false),
+        };
         let port = port.parse().ok().filter(|port| *port != 0);
         let to = match to.strip_prefix("unix:") {
-            Some(path) if path.starts_with('/') => Local::Socket(path.into()),
+            Some(path) if path.starts_with('/') && !udp => Local::Socket(path.into()),
             Some(_) => return Err(NoServicePort),
             None => {
                 let address: SocketAddr = to.parse().map_err(|_| NoServicePort)?;
@@ -90,6 +96,7 @@ impl FromStr for ServicePort {
         };
         Ok(Self {
             port: port.ok_or(NoServicePort)?,
+            udp,
             to,
         })
     }
@@ -148,7 +155,7 @@ impl Checker<'_> {
         }
         for (i, port) in ports.iter().enumerate() {
             let mut earlier = ports.iter().take(i);
-            if earlier.any(|other| other.port == port.port) {
+            if earlier.any(|other| (other.port, other.udp) == (port.port, port.udp)) {
                 let why = format!("port {} leads somewhere already", port.port);
                 let key = format!("service[{service}].ports[{i}]");
                 self.add(&key, why, "keep one of them");
@@ -164,13 +171,20 @@ mod tests {
     #[test]
     fn a_port_leads_to_an_address_or_a_socket_and_anything_else_is_refused() {
         let parse = |text: &str| text.parse::<ServicePort>();
-        let to = |port, to| Ok(ServicePort { port, to });
+        let udp = false;
+        let to = |port, to| Ok(ServicePort { port, udp, to });
         let address = |text: &str| Local::Address(text.parse().expect("an address"));
         assert_eq!(
             parse("80=127.0.0.1:8080"),
             to(80, address("127.0.0.1:8080"))
         );
         assert_eq!(parse("443=[::1]:8443"), to(443, address("[::1]:8443")));
+        let udp = ServicePort {
+            port: 53,
+            udp: true,
+            to: address("127.0.0.1:5353"),
+        };
+        assert_eq!(parse("53/udp=127.0.0.1:5353"), Ok(udp));
         let socket = Local::Socket("/run/ssh.sock".into());
         assert_eq!(parse("22=unix:/run/ssh.sock"), to(22, socket));
         for wrong in [
@@ -186,6 +200,8 @@ mod tests {
             "80=unix:",
             "80=unix:run/sock",
             "80=/run/sock",
+            "53/udp=unix:/run/sock",
+            "53/sctp=127.0.0.1:53",
         ] {
             assert_eq!(parse(wrong), Err(NoServicePort), "{wrong}");
         }

@@ -168,7 +168,7 @@ impl Config {
     /// What the front ends are told.
     pub(crate) fn front(&self) -> front::Config {
         // Whoever asks for what is not carried is told at once.
-        let udp = self.socks.udp && !self.is_onion();
+        let udp = self.socks.udp && (!self.is_onion() || self.may_carry_datagrams());
         front::Config {
             socks: front::Socks {
                 udp,
@@ -193,7 +193,15 @@ impl Config {
         self.overlay == OverlayChoice::Direct
     }
 
-    /// Whether circuits carry the traffic: TCP alone.
+    /// Whether circuits may carry UDP: their last relays are chosen, or named and said to carry it.
+    fn may_carry_datagrams(&self) -> bool {
+        let last = self.path.last();
+        let named = last.and_then(|last| self.relay.iter().find(|relay| relay.name == *last));
+        let protocols = named.map(|relay| relay.protocols.unwrap_or_default());
+        protocols.is_none_or(|protocols| protocols.has(Protocols::DATAGRAM))
+    }
+
+    /// Whether circuits carry the traffic.
     pub(crate) fn is_onion(&self) -> bool {
         self.overlay == OverlayChoice::Onion
     }
