@@ -87,6 +87,17 @@ pub enum Violation {
     Lost,
 }
 
+/// What a leg takes now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// A DATA cell: its congestion window has room, and its channel takes cells.
+    pub may_send: bool,
+    /// For how long it was full again whenever it had had room.
+    pub full_for: Duration,
+    /// The round trip that congestion control has measured, if it has.
+    pub rtt: Option<Duration>,
+}
+
 /// What becomes of a set that has lost a leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
@@ -341,19 +352,20 @@ impl<T> Set<T> {
 // What leaves. §2.5, §2.6, §3.
 
 impl<T> Set<T> {
-    /// On which leg the next message goes, if it is DATA: none if each is full. `room` says of a leg whether DATA may leave on it now, and the round trip that
-    /// congestion control has measured, if it has.
-    pub fn choose(&self, room: impl Fn(LegId) -> (bool, Option<Duration>)) -> Option<LegId> {
-        let candidates = self.legs.iter().filter(|leg| leg.may_carry());
-        let candidates = candidates.map(|leg| {
-            let (may_send, measured) = room(leg.id);
-            Candidate {
+    /// On which leg the next message goes, if it is DATA: none if one is to wait. `room` says what a leg takes.
+    pub fn choose(&self, room: impl Fn(LegId) -> Option<Room>) -> Option<LegId> {
+        let legs = self.legs.iter().filter(|leg| leg.may_carry());
+        let candidates = legs.filter_map(|leg| {
+            let room = room(leg.id)?;
+            Some(Candidate {
                 leg: leg.id,
-                rtt: measured.or(leg.rtt),
-                may_send,
-            }
+                rtt: room.rtt.or(leg.rtt),
+                full_for: room.full_for,
+                may_send: room.may_send,
+            })
         });
-        self.scheduler.choose(candidates, self.current)
+        let candidates: Vec<_> = candidates.collect();
+        self.scheduler.choose(&candidates, self.current)
     }
 
     /// On which leg what is no DATA goes where each is full (§2.5: "MUST be sent on the current circuit"): no window holds it back.

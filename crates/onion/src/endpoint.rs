@@ -689,15 +689,8 @@ impl Endpoint {
         if let Some(message) = self.legs.next_own(leg) {
             return Some(message);
         }
-        let next = self.next_numbered(leg);
-        if next.is_none() {
-            self.legs.rests(leg);
-        }
-        next
-    }
-
-    fn next_numbered(&mut self, leg: LegId) -> Option<Outbound> {
         if self.urgent.is_empty() && self.turn.is_empty() {
+            self.legs.rests(leg);
             return None;
         }
         let may_send = self.legs.may_send(leg)?;

@@ -82,13 +82,22 @@ fn take(to: &mut Set<u64>, way: &mut VecDeque<OnWay>, leg: LegId) -> Vec<u64> {
 #[test]
 fn both_ends_measure_each_leg_by_the_handshake() {
     let (client, exit) = linked();
-    let full_or_not = |full: LegId| move |leg| (leg != full, None);
-    assert_eq!(client.choose(|_| (true, None)), Some(A), "the shorter one");
+    let long = Duration::from_millis(90);
+    let room = |may_send, rtt| {
+        Some(Room {
+            may_send,
+            full_for: if may_send { Duration::ZERO } else { long },
+            rtt,
+        })
+    };
+    let full = |full: LegId| move |leg| room(leg != full, None);
+    let free = |_| room(true, None);
+    assert_eq!(client.choose(free), Some(A), "the shorter one");
     // The client wishes throughput, so the exit sends on the other while that is full; the exit wishes latency.
-    assert_eq!(exit.choose(full_or_not(A)), Some(B));
-    assert_eq!(client.choose(full_or_not(A)), None);
+    assert_eq!(exit.choose(full(A)), Some(B));
+    assert_eq!(client.choose(full(A)), None);
     // What congestion control has measured since counts more.
-    let now = |leg| (true, (leg == A).then_some(Duration::from_millis(90)));
+    let now = |leg| room(true, (leg == A).then_some(long));
     assert_eq!(exit.choose(now), Some(B));
 }
 
@@ -114,7 +123,12 @@ fn an_exit_answers_on_the_leg_that_it_knows_before_the_other_was_acknowledged() 
     }
     exit.acknowledged(B, start + Duration::from_millis(20))
         .expect("linked");
-    assert_eq!(exit.choose(|_| (true, None)), Some(B));
+    let room = Room {
+        may_send: true,
+        full_for: Duration::ZERO,
+        rtt: None,
+    };
+    assert_eq!(exit.choose(|_| Some(room)), Some(B));
     assert_eq!(exit.receive(A, 1), Err(Violation::Unlinked));
     assert_eq!(exit.receive(B, 1), Ok(Some(1)));
 }

@@ -19,12 +19,9 @@ use super::{
 };
 use crate::{
     channel::CircuitBacklog,
-    conflux::{Bounds, Fate, LegId, Set, Side, Violation},
+    conflux::{Bounds, Fate, LegId, Room, Set, Side, Violation},
     flow_control::{self, Control, vegas},
 };
-
-/// So long must a channel have been what a leg waits for, before what is to be sent goes by another.
-const FULL: Duration = Duration::from_millis(10);
 
 /// The circuits of one endpoint.
 #[derive(Debug)]
@@ -35,6 +32,8 @@ pub(super) struct Legs {
     next: u16,
     /// Of their cells, once a handshake has agreed on it.
     format: Option<Format>,
+    /// When a driver last asked.
+    now: Instant,
     random: fn(&mut [u8]),
 }
 
@@ -48,9 +47,10 @@ struct Leg {
     own: VecDeque<Outbound>,
     /// Acknowledgements that are held, of what came too early.
     held: VecDeque<Outbound>,
-    /// Since when its channel was full each time that something was to be sent, and whether it is for long now.
+    /// Since when its window or its channel was full again whenever it had had room.
     full_since: Option<Instant>,
-    blocked: bool,
+    /// Its channel takes a cell.
+    ready: bool,
     driver: Option<Waker>,
     /// Where its channel counts what waits out of order.
     early: Sum,
@@ -83,14 +83,14 @@ impl Leg {
             own: VecDeque::new(),
             held: VecDeque::new(),
             full_since: None,
-            blocked: false,
+            ready: true,
             driver: None,
             early: Sum::received(kept),
         }
     }
 
     fn may_send(&self) -> bool {
-        !self.blocked && self.outgoing.may_send()
+        self.ready && self.outgoing.may_send()
     }
 }
 
@@ -102,6 +102,7 @@ impl Legs {
             set: None,
             next: 1,
             format: None,
+            now: Instant::now(),
             random,
         }
     }
@@ -118,6 +119,7 @@ impl Legs {
             set: Some(Box::new(Set::new(side, nonce, bounds))),
             next: 0,
             format: None,
+            now: Instant::now(),
             random,
         }
     }
@@ -175,21 +177,21 @@ impl Legs {
         }
     }
 
-    /// Whether the channel of a leg takes a cell now. A burst fills it for a moment, and is not sent by a longer way for that.
+    /// Whether the channel of a leg takes a cell now.
     pub(super) fn set_ready(&mut self, id: LegId, ready: bool, now: Instant) {
+        self.now = now;
         let Some(leg) = self.leg(id) else {
             return;
         };
-        let blocked = !ready && {
-            let since = *leg.full_since.get_or_insert(now);
-            now.saturating_duration_since(since) >= FULL
-        };
-        if std::mem::replace(&mut leg.blocked, blocked) != blocked {
+        if !ready {
+            leg.full_since.get_or_insert(now);
+        }
+        if std::mem::replace(&mut leg.ready, ready) != ready {
             self.wake_next();
         }
     }
 
-    /// There was nothing to be sent on a leg whose channel would have taken it.
+    /// There is nothing to be sent that a leg would take.
     pub(super) fn rests(&mut self, id: LegId) {
         if let Some(leg) = self.leg(id) {
             leg.full_since = None;
@@ -298,9 +300,13 @@ impl Legs {
             return Some((leg.id, leg.outgoing.may_send()));
         };
         let room = |id: LegId| {
-            let leg = self.legs.iter().find(|leg| leg.id == id);
-            let rtt = leg.and_then(|leg| leg.outgoing.round_trip());
-            (leg.is_some_and(Leg::may_send), rtt)
+            let leg = self.legs.iter().find(|leg| leg.id == id)?;
+            let full = |since| self.now.saturating_duration_since(since);
+            Some(Room {
+                may_send: leg.may_send(),
+                full_for: leg.full_since.map_or(Duration::ZERO, full),
+                rtt: leg.outgoing.round_trip(),
+            })
         };
         match set.choose(room) {
             Some(id) => Some((id, true)),
@@ -324,8 +330,12 @@ impl Legs {
 
     /// A DATA cell has left on this leg.
     pub(super) fn sealed(&mut self, id: LegId, tag: SendmeTag, now: Instant) {
+        self.now = now;
         if let Some(leg) = self.leg(id) {
             leg.outgoing.sent(tag, now);
+            if !leg.outgoing.may_send() {
+                leg.full_since.get_or_insert(now);
+            }
         }
     }
 }

@@ -132,7 +132,7 @@ fn pattern(length: usize) -> Vec<u8> {
 
 #[tokio::test(start_paused = true)]
 async fn bytes_come_whole_and_in_order_over_legs_of_unequal_delay_and_both_carry_them() {
-    for slow in [5, 20, 150].map(Duration::from_millis) {
+    for slow in [5, 20, 40].map(Duration::from_millis) {
         let legs = Legs::new(Duration::from_millis(5), slow);
         let onion = legs.client().await;
         let give = |mut stream: Stream| async move {
@@ -149,7 +149,7 @@ async fn bytes_come_whole_and_in_order_over_legs_of_unequal_delay_and_both_carry
         drop(stream);
         assert!(got == pattern(3_000_000), "{} bytes", got.len());
         let [fast, other] = legs.carried();
-        assert!(fast.0 > 300 && other.0 > 300, "{fast:?} {other:?}");
+        assert!(fast.0 > 100 && other.0 > 100, "{fast:?} {other:?}");
         // And back.
         let echo = legs.target(targets::echo).await;
         let stream = onion.open_stream(&echo, &Terms::default()).await;
@@ -285,7 +285,13 @@ async fn fetches(fast: Duration, slow: Duration, conflux: bool, bytes: usize) ->
 async fn a_set_is_faster_than_its_faster_leg_alone_and_hardly_ever_slower() {
     let (fast, all) = (Duration::from_millis(20), [20, 60, 150]);
     for slow in all.map(Duration::from_millis) {
-        for (bytes, most) in [(30_000, 1.05), (300_000, 1.05), (5_000_000, 0.95)] {
+        // A leg whose round trip is a fifth of all the time that the fetch takes brings little.
+        let much = if slow < Duration::from_millis(150) {
+            0.9
+        } else {
+            1.0
+        };
+        for (bytes, most) in [(30_000, 1.0), (300_000, 1.0), (5_000_000, much)] {
             let alone = fetches(fast, slow, false, bytes).await;
             let set = fetches(fast, slow, true, bytes).await;
             println!("{slow:?}, {bytes} bytes: alone {alone:.3?} s, as a set {set:.3?} s");
