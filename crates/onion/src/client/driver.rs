@@ -338,9 +338,10 @@ impl Driver {
         self.ended.set(lost).ok();
         if let Some(built) = self.built.take() {
             // Beyond its path: none of its relays is to blame for another leg.
-            let hop = match by_other {
-                true => self.circuit.path().len(),
-                false => self.circuit.failing(),
+            let hop = if by_other {
+                self.circuit.path().len()
+            } else {
+                self.circuit.failing()
             };
             drop(built.send(Err((error, hop))));
         }
