@@ -321,10 +321,11 @@ impl Endpoint {
             self.remember(id, Late::of_udp(&stream, coming));
         }
         if stream.ended.is_none() && self.closed.is_none() {
-            let reason = match self.role.is_asked() {
-                true => EndReason::DONE,
+            let reason = if self.role.is_asked() {
+                EndReason::DONE
+            } else {
                 // tor-spec "Closing streams": a client "SHOULD NOT" give another reason.
-                false => EndReason::MISC,
+                EndReason::MISC
             };
             self.say(id, &Message::End(End::new(reason)));
         }
