@@ -1,4 +1,4 @@
-//! Conflux: its messages, and a whole set that is told anything. What is read is written as it was.
+//! Messages of Conflux, as either end reads them. What is read is written as it was.
 #![no_main]
 
 use hoplite_wire::cell::conflux::{Link, Switch, linked_ack};

@@ -294,7 +294,6 @@ async fn a_set_is_faster_than_its_faster_leg_alone_and_hardly_ever_slower() {
         for (bytes, most) in [(30_000, 1.0), (300_000, 1.0), (5_000_000, much)] {
             let alone = fetches(fast, slow, false, bytes).await;
             let set = fetches(fast, slow, true, bytes).await;
-            println!("{slow:?}, {bytes} bytes: alone {alone:.3?} s, as a set {set:.3?} s");
             let sum = |times: &[f64]| times.iter().sum::<f64>();
             assert!(
                 sum(&set) <= most * sum(&alone),
