@@ -275,11 +275,8 @@ impl FromList {
         let first = made.choose(&path::CircuitUsage::default());
         first.map_err(|error| match error {
             Unchosen::NoPath(error, _) => no_path(&error),
-            Unchosen::Refused(error) => Failure::new(
-                "choosing a path from the list",
-                error,
-                "see docs/directory.md",
-            ),
+            Unchosen::Refused(error) => unchosen(error),
+            Unchosen::NoDatagrams => unchosen(path::no_datagrams()),
         })?;
         Ok(Arc::new(made))
     }
@@ -437,6 +434,14 @@ impl Paths for FromList {
             }
         }
     }
+}
+
+fn unchosen(why: impl fmt::Display) -> Failure {
+    Failure::new(
+        "choosing a path from the list",
+        why,
+        "see docs/directory.md",
+    )
 }
 
 /// Why there is no path.
