@@ -261,7 +261,12 @@ async fn serve(mut service: Service, ports: Arc<[ServicePort]>, local: Direct) {
     while let Some(request) = service.accept().await {
         let asked = (request.port(), request.is_udp());
         let Some(port) = ports.iter().find(|port| (port.port, port.udp) == asked) else {
-            request.close_circuit();
+            // Programs try UDP where there is none, and have streams beside it.
+            if request.is_udp() && !ports.iter().any(|port| port.udp) {
+                request.refuse();
+            } else {
+                request.close_circuit();
+            }
             continue;
         };
         let (to, local) = (port.to.clone(), local.clone());

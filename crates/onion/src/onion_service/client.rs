@@ -173,7 +173,7 @@ impl Client {
     /// A UDP stream on such a circuit. A service that carries none may say nothing at all (C tor's does not).
     ///
     /// # Errors
-    /// The service refuses or does not answer, or the circuit has ended.
+    /// [`ErrorKind::Unsupported`]: the service refuses or does not answer. Else the circuit has ended.
     pub async fn open_datagrams_on(
         &self,
         circuit: &BuiltCircuit,
@@ -184,10 +184,14 @@ impl Client {
             let id = circuit.shared().lock().connect_udp_port(port)?;
             let handle = UdpHandle::new(circuit.shared(), id);
             let said = timeout(self.config.answer, poll_fn(|cx| handle.poll_said(cx)));
-            let doing = "opening a UDP flow to an onion service, which may carry none";
-            said.await
-                .unwrap_or_else(|_| Err(Error::new(ErrorKind::TimedOut, doing)))?;
-            Ok(Box::new(handle) as _)
+            match said.await {
+                Ok(Ok(())) => Ok(Box::new(handle) as _),
+                Ok(Err(error)) if error.kind() != ErrorKind::TargetFailed => Err(error),
+                Ok(Err(_)) | Err(_) => {
+                    let doing = "opening a UDP flow to an onion service, which has none there";
+                    Err(Error::new(ErrorKind::Unsupported, doing))
+                }
+            }
         };
         terms
             .run("opening a UDP flow to an onion service", opening)
