@@ -16,7 +16,7 @@ use hoplite_onion::{
     path::{self, CircuitFate, CircuitUsage, Paths},
     relay,
 };
-use hoplite_overlay::{Error, ErrorKind, Stream, Terms, memory::Network};
+use hoplite_overlay::{Datagrams, Error, ErrorKind, Stream, Terms, memory::Network};
 use hoplite_testing::{soon, until};
 use hoplite_wire::cell::{
     onion_service::{IntroduceStatus, Introduction, IntroductionRate, Rendezvous1},
@@ -298,6 +298,52 @@ async fn a_client_reaches_a_service_and_a_mebibyte_goes_both_ways() {
         let streams: u64 = scene.relays.iter().map(exits).sum();
         assert_eq!(streams, 0, "no relay saw a stream");
     }
+}
+
+#[tokio::test]
+async fn datagrams_go_to_a_service_and_back_and_one_that_has_none_refuses_them() {
+    let mut scene = Scene::new().await;
+    let (known, terms) = (scene.known(), Terms::default());
+    let circuit = soon(scene.client.reach(&known, &terms)).await;
+    let circuit = circuit.expect("reached");
+    let (near, far) = soon(async {
+        tokio::join!(
+            scene.client.open_datagrams_on(&circuit, 53, &terms),
+            async {
+                let request = scene.service.accept().await.expect("a request");
+                assert_eq!((request.port(), request.is_udp()), (53, true));
+                request.accept_udp()
+            }
+        )
+    })
+    .await;
+    let (near, far) = (near.expect("opens"), Box::new(far) as Box<dyn Datagrams>);
+    let mut buf = vec![0; 2_000];
+    for length in [5, 0, 1_200] {
+        let sent = vec![7; length];
+        for (from, to) in [(&near, &far), (&far, &near)] {
+            soon(from.send(&sent)).await.expect("taken");
+            let received = soon(to.recv(&mut buf)).await.expect("comes");
+            assert_eq!(buf[..received.len], sent);
+        }
+    }
+    // The circuit stands whatever the service says to one more.
+    let (refused, ()) = soon(async {
+        tokio::join!(
+            scene.client.open_datagrams_on(&circuit, 443, &terms),
+            async {
+                scene.service.accept().await.expect("a request").refuse();
+            }
+        )
+    })
+    .await;
+    assert_eq!(refused.expect_err("refused").kind(), ErrorKind::Unsupported);
+    soon(far.send(b"still")).await.expect("taken");
+    let received = soon(near.recv(&mut buf)).await.expect("comes");
+    assert_eq!(&buf[..received.len], b"still");
+    drop(near);
+    let error = soon(far.recv(&mut buf)).await.expect_err("ended");
+    assert_eq!(error.kind(), ErrorKind::PathFailed, "MISC says nothing");
 }
 
 #[tokio::test]
