@@ -24,7 +24,7 @@ use hoplite_wire::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 
-use super::{Asked, Broken, Endpoint, HALF_CLOSE, Role, stream::Answer};
+use super::{Asked, Broken, Endpoint, HALF_CLOSE, Role, stream::Answer, udp::UdpStream};
 use crate::failure;
 
 /// One end of a circuit, shared by its driver and its streams.
@@ -339,8 +339,8 @@ impl Endpoint {
 
     /// The stream does not come about, or breaks off (exit).
     pub fn refuse(&mut self, id: StreamId, end: End) {
-        let was_there = self.streams.remove(&id.0).is_some() || self.udp.remove(&id.0).is_some();
-        if was_there {
+        let is_open = |stream: UdpStream| stream.ended().is_none();
+        if self.streams.remove(&id.0).is_some() || self.udp.remove(&id.0).is_some_and(is_open) {
             self.say(id, &Message::End(end));
         }
     }
