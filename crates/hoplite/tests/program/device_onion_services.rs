@@ -19,8 +19,16 @@ echo 'from birch' > web-birch/index.html
 (cd web-amber && python3 -m http.server --bind 127.0.0.1 8080 > /dev/null 2>&1) &
 (cd web-birch && python3 -m http.server --bind 127.0.0.1 8081 > /dev/null 2>&1) &
 onion() {
-  printf 'overlay = "onion"\nsocks.listen = "127.0.0.1:%s"\nhttp.listen = "127.0.0.1:%s"\n[directory]\nauthorities = ["%s"]\nwait = 120\ncache = "%s.sqlite"\n[[service]]\nkeys = "%s.keys"\nports = ["80=127.0.0.1:%s"]\n' "$2" "$3" "$name" "$1" "$1" "$4"
+  printf 'overlay = "onion"\nsocks.listen = "127.0.0.1:%s"\nhttp.listen = "127.0.0.1:%s"\n[directory]\nauthorities = ["%s"]\nwait = 120\ncache = "%s.sqlite"\n[[service]]\nkeys = "%s.keys"\nports = ["80=127.0.0.1:%s"%s]\n' "$2" "$3" "$name" "$1" "$1" "$4" "${5-}"
 }
+python3 -c '
+import socket
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("127.0.0.1", 5353))
+while True:
+    payload, program = server.recvfrom(2000)
+    server.sendto(payload, program)
+' &
 patiently() { n=0; until "$@"; do n=$((n + 1)); [ "$n" -lt 900 ]; sleep 0.2; done; }
 fetch() { python3 -c 'import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode())' "$1"; }
 "#;
@@ -32,7 +40,7 @@ fn programs_reach_onion_services_through_the_device_and_it_serves_its_own() {
 {NETWORK}
 # Descriptors are placed by a shared random value, which the second list has.
 patiently grep -qs 'a list is published' directory.log
-onion amber 1080 1081 8080 > amber.toml
+onion amber 1080 1081 8080 ', "53/udp=127.0.0.1:5353"' > amber.toml
 "$HOPLITE" client --config amber.toml --run-dir clients 2> amber.log &
 onion birch 1082 1083 8081 > client.toml
 patiently grep -qs 'an onion service is published' amber.log || {{ tail -n 20 amber.log relay1.log directory.log >&2; exit 9; }}
@@ -50,8 +58,29 @@ resolves() {{ python3 -c 'import socket, sys; print(socket.getaddrinfo(sys.argv[
 if resolves example.onion; then exit 9; fi
 if fetch "http://zz${{amber#??}}/" 2> /dev/null; then exit 9; fi
 resolves "$amber" | grep -q '^198\.1[89]\.'
-# UDP is told to be out of reach.
+# Datagrams go to the service that has a UDP port, and back.
 python3 - "$(resolves "$amber")" <<'PYTHON'
+import socket, sys
+flow = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+flow.settimeout(1)
+flow.connect((sys.argv[1], 53))
+def answer(payload):
+    # The first wait for a circuit, and a queue of datagrams may be full.
+    for _ in range(60):
+        flow.send(payload)
+        try:
+            return flow.recv(2000)
+        except TimeoutError:
+            pass
+for length in (5, 600, 1200):
+    payload = bytes([length % 251]) * length
+    got = answer(payload)
+    while got != payload and got is not None:
+        got = flow.recv(2000)
+    assert got == payload, (length, got and len(got))
+PYTHON
+# To the one that has none they are told to be out of reach.
+python3 - "$(resolves "$birch")" <<'PYTHON'
 import socket, sys
 flow = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 flow.settimeout(20)
