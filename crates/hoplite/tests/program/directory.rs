@@ -512,6 +512,7 @@ fn a_relay_is_not_listed_a_second_time_by_who_has_copied_its_address_and_pin() {
         let forged = Descriptor {
             operator: Some("attacker".into()),
             onion: None,
+            protocols: Protocols::NONE,
             bandwidth: 12_500_000,
             ..relay.clone()
         };
