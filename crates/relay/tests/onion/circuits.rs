@@ -137,12 +137,13 @@ async fn names_are_resolved_by_the_last_relay() {
 }
 
 #[tokio::test]
-async fn circuits_carry_no_udp_and_say_so() {
-    let only = relay(|_| ());
+async fn a_relay_whose_operator_wants_no_udp_in_circuits_carries_none() {
+    let only = relay(|config| config.onion.udp = false);
+    // The client believes that it carries UDP.
     let onion = client(path([&only]), How::Quic);
     let target = "127.0.0.1:53".parse().expect("a target");
     let asked = soon(onion.open_datagrams(&target, &Terms::default())).await;
-    assert_eq!(asked.expect_err("none").kind(), ErrorKind::Unsupported);
+    assert_eq!(asked.expect_err("none").kind(), ErrorKind::Forbidden);
 }
 
 /// Cells that a relay has passed forth and back, taken and made.
