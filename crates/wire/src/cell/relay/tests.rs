@@ -42,12 +42,15 @@ fn commands_are_those_of_the_specifications() {
         (41, "PADDING_NEGOTIATE"),
         (42, "PADDING_NEGOTIATED"),
     ];
+    let udp = [(16, "CONNECT_UDP"), (17, "CONNECTED_UDP"), (18, "DATAGRAM")];
     let later = [(43, "XOFF"), (44, "XON")];
     let ours: Vec<_> = RelayCommand::KNOWN
         .iter()
         .map(|(known, name)| (known.0, *name))
         .collect();
-    assert_eq!(ours, [&specified[..], &later].concat());
+    let mut all = [&specified[..], &udp, &later].concat();
+    all.sort_unstable();
+    assert_eq!(ours, all);
 }
 
 #[test]
@@ -137,10 +140,10 @@ fn a_message_of_a_circuit_has_no_stream_in_version_1() {
     );
 }
 
-/// tor-spec "Relay cells", and every command that nobody knows.
+/// tor-spec "Relay cells", proposal 339, and every command that nobody knows.
 #[test]
 fn in_version_1_a_command_about_a_stream_names_one_and_another_does_not() {
-    let streams = [1, 2, 3, 4, 11, 12, 13, 43, 44];
+    let streams = [1, 2, 3, 4, 11, 12, 13, 16, 17, 18, 43, 44];
     for command in (0..=u8::MAX).map(RelayCommand) {
         let wrong = StreamId(u16::from(!streams.contains(&command.0)));
         let right = StreamId(u16::from(streams.contains(&command.0)));
