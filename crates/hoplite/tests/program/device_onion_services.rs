@@ -31,7 +31,7 @@ while True:
 ' &
 patiently() { n=0; until "$@"; do n=$((n + 1)); [ "$n" -lt 900 ] || return 1; sleep 0.2; done; }
 # The first list may have been voted on before any relay was there.
-lists() { awk '/a list is signed.*relays=6/ { signed = 1 } signed && /a list is published/ { found = 1 } END { exit !found }' directory.log; }
+lists() { sed -n '/a list is signed.*relays=6/,$p' directory.log | grep -q 'a list is published'; }
 fetch() { python3 -c 'import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode())' "$1"; }
 "#;
 
