@@ -32,6 +32,7 @@ const LIMITS: Limits = Limits {
     sending_all: 40,
     urgent: 16,
     gone: 4,
+    early: 16,
 };
 /// What a circuit's end may own with them, in bytes: four streams whose cells were read into memory twice as large.
 const MOST: usize = 4 << 20;

@@ -10,6 +10,7 @@ use std::{
 
 use hoplite_onion::{
     client::{Asks, ClientCircuit},
+    conflux::LegId,
     endpoint::{
         Arrival, Endpoint, HALF_CLOSE, Role,
         io::{Handle, Shared},
@@ -203,10 +204,11 @@ impl Client {
 
     /// As its driver does, a circuit that is full sends before it receives.
     fn tell(&mut self, cell: Cell) {
-        while self.shared.lock().is_full() {
+        while self.shared.lock().is_full(LegId::FIRST) {
             self.hear((0, 0)).expect("what makes it full can be sent");
         }
         let at = Arrival {
+            leg: LegId::FIRST,
             now: self.now,
             blocked: false,
         };
