@@ -1,5 +1,5 @@
 //! The layers of relay cells: each relay of a circuit takes one off, or puts one on, and recognises the cells that are meant for it.
-//! A layer is a [`RelayLayer`] at a relay and a [`ClientLayer`] at the client. In place, without allocation.
+//! A layer is a [`RelayLayer`] at a relay and one of [`super::layers::ClientLayers`] at the client. In place, without allocation.
 //! tor-spec, "Relay cell processing" ("tor1"): AES-128-CTR from a counter of zero, and a running SHA-1 in the cell's digest field. Between a client
 //! and an onion service it is AES-256 and SHA3-256: rend-spec-v3, "Encrypting data between client and host".
 //!
