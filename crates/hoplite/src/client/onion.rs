@@ -298,7 +298,9 @@ impl FromList {
     fn choose(&self, asked: &path::CircuitUsage) -> Result<Vec<Relay>, Unchosen> {
         let network = self.listed.current()?;
         if let Some(path) = self.explicit(&network)? {
-            return Ok(path);
+            let carries = path.last().is_some_and(Relay::carries_datagrams);
+            let fits = carries || !asked.datagrams;
+            return fits.then_some(path).ok_or(Unchosen::NoDatagrams);
         }
         let mut random = self.random.lock();
         let path = self.listed.circuit(&network, asked, &mut *random);
@@ -450,7 +452,7 @@ enum Unchosen {
     Refused(Refused),
     /// It allows none; whether that was for a stream that waits.
     NoPath(NoPath, bool),
-    /// No exit of it carries datagrams.
+    /// No exit that may be the last relay carries datagrams.
     NoDatagrams,
 }
 

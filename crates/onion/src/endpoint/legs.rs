@@ -152,9 +152,10 @@ impl Legs {
     /// # Errors
     /// Another leg's has agreed on another: what is to be sent fits one alone.
     pub(super) fn agree(&mut self, format: Format) -> Result<(), Broken> {
-        match self.format.replace(format) {
-            Some(other) if other != format => Err(Violation::Handshake.into()),
-            _ => Ok(()),
+        if *self.format.get_or_insert(format) == format {
+            Ok(())
+        } else {
+            Err(Violation::Handshake.into())
         }
     }
 

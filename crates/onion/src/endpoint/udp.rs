@@ -350,6 +350,8 @@ impl Late {
 pub struct UdpHandle {
     shared: Arc<Shared>,
     id: StreamId,
+    /// What ends with it.
+    _held: Option<Box<dyn Send + Sync>>,
 }
 
 impl UdpHandle {
@@ -358,7 +360,15 @@ impl UdpHandle {
         Self {
             shared: Arc::clone(shared),
             id,
+            _held: None,
         }
+    }
+
+    /// Keeps something as long as the stream: a place among others.
+    #[must_use]
+    pub fn holding(mut self, held: impl Send + Sync + 'static) -> Self {
+        self._held = Some(Box::new(held));
+        self
     }
 
     /// Which stream it is.

@@ -336,7 +336,7 @@ impl StreamRequest {
         self.answered = true;
         let handle = UdpHandle::new(self.circuit.shared(), self.id);
         self.circuit.shared().lock().connected_udp(self.id, NOWHERE);
-        handle
+        handle.holding((Arc::clone(&self.circuit), self.place.take()))
     }
 
     /// Tells the client that the stream is open.

@@ -341,9 +341,13 @@ async fn datagrams_go_to_a_service_and_back_and_one_that_has_none_refuses_them()
     soon(far.send(b"still")).await.expect("taken");
     let received = soon(near.recv(&mut buf)).await.expect("comes");
     assert_eq!(&buf[..received.len], b"still");
+    let streams = |scene: &Scene| scene.service.watch().state().expect("it runs").streams;
+    assert_eq!(streams(&scene), 1, "it has a place like any stream");
     drop(near);
     let error = soon(far.recv(&mut buf)).await.expect_err("ended");
     assert_eq!(error.kind(), ErrorKind::PathFailed, "MISC says nothing");
+    drop(far);
+    assert_eq!(streams(&scene), 0);
 }
 
 #[tokio::test]
