@@ -10,10 +10,10 @@ mod tests;
 
 use std::collections::HashSet;
 
-use hoplite_wire::directory::Key;
+use hoplite_wire::{CircuitFate, directory::Key};
 
 use crate::{
-    path_bias::{CircuitFate, PathBias, Suspicion},
+    path_bias::{PathBias, Suspicion},
     path_selection::{Network, PathConstraints, Position, Random},
 };
 

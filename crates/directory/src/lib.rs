@@ -28,10 +28,8 @@ pub use client::{Client, Heard, ListChecker, Offered};
 pub use fetch::{FetchError, PROOF, fetch, fetch_descriptor, publish_descriptor, upload};
 pub use guards::{Guard, Guards, Suspect};
 pub use hsdirs::{HsDirs, PlacedRing};
-pub use path_bias::{CircuitFate, PathBias, Suspicion};
+pub use path_bias::{PathBias, Suspicion};
 pub use path_chooser::{AVOIDED, Moment, PathChooser};
 pub use round_trips::{CANDIDATES, Candidate};
 pub use store::{Change, Store, StoreError, TorDocuments};
-pub use vanguards::{
-    Layer, ServiceCircuit, ServiceEnd, ServicePurpose, Vanguard, Vanguards, VanguardsMode,
-};
+pub use vanguards::{Layer, ServiceCircuit, ServiceEnd, Vanguard, Vanguards, VanguardsMode};

@@ -16,6 +16,8 @@
 #[cfg(test)]
 mod tests;
 
+use hoplite_wire::CircuitFate;
+
 /// Circuits by which building is judged at first (`pb_mincircs`).
 const MIN_CIRCUITS: u32 = 50;
 /// Beyond so many all counts are halved, so that what is long ago counts for less (`pb_scalecircs`, `pb_multfactor`).
@@ -32,21 +34,6 @@ const EXTREME: u32 = 30;
 // The same of those that were used (`pb_noticeusepct`, `pb_extremeusepct`).
 const NOTICE_USE: u32 = 80;
 const EXTREME_USE: u32 = 60;
-
-/// How a circuit fares whose guard has answered. One fares in several ways, one after another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CircuitFate {
-    /// All relays have answered.
-    Built,
-    /// A relay has ended it before, or lost the channel, or it did not come about in the longest time that any takes.
-    NotBuilt,
-    /// A relay has ended it after it was built, and before it was used.
-    Collapsed,
-    /// Its last relay has answered what it was asked.
-    Used,
-    /// The same after its last relay was asked for something, and before that has answered; or no answer came in the longest time that any takes.
-    NotUsed,
-}
 
 /// What a guard is suspected of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,12 +7,12 @@ use std::{
 };
 
 use hoplite_wire::{
-    Protocols,
+    CircuitFate, Protocols,
     directory::{Descriptor, Key},
 };
 
 use crate::{
-    CircuitFate, Guard, Guards, ServiceCircuit, Suspect, Vanguard, Vanguards,
+    Guard, Guards, ServiceCircuit, Suspect, Vanguard, Vanguards,
     path_selection::{Network, NoPath, OverlayKind, PathConstraints, Position, Random},
     round_trips::{self, CANDIDATES, Candidate, Candidates},
 };
@@ -257,17 +257,8 @@ impl PathChooser {
         now: Moment,
         random: Random<'_>,
     ) -> Result<[Vec<&'a Descriptor>; 2], NoPath> {
-        let speaks = network
-            .relays()
-            .iter()
-            .filter(|relay| relay.protocols.has(Protocols::CONFLUX));
-        // By their capacity, as where all exits will do.
-        let weighed = speaks.map(|relay| {
-            let weight = network.weight(&relay.identity, Position::Exit);
-            (relay.identity, weight)
-        });
         let mut constraints = PathConstraints {
-            exits: Some(weighed.collect()),
+            protocols: constraints.protocols | Protocols::CONFLUX,
             ..constraints.clone()
         };
         let one = self.select_circuit(network, &constraints, required, now, random)?;

@@ -24,7 +24,10 @@ mod tests;
 
 use std::collections::HashSet;
 
-use hoplite_wire::directory::{Descriptor, Key};
+use hoplite_wire::{
+    ServicePurpose,
+    directory::{Descriptor, Key},
+};
 
 use crate::path_selection::{Network, PathConstraints, Position, Random};
 
@@ -44,23 +47,6 @@ pub enum VanguardsMode {
     Lite,
     /// A second layer that stays longer and a third: for services that are up for weeks. Circuits are one relay longer.
     Full,
-}
-
-/// What a circuit of an onion service is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ServicePurpose {
-    /// A client has the service come there.
-    ClientRendezvous,
-    /// A client introduces itself.
-    ClientIntroduction,
-    /// A client looks for a descriptor.
-    ClientHsDir,
-    /// A service goes to meet a client.
-    ServiceRendezvous,
-    /// A service is introduced there.
-    ServiceIntroduction,
-    /// A service publishes its descriptor.
-    ServiceHsDir,
 }
 
 /// A circuit of an onion service.

@@ -8,9 +8,9 @@ use std::{collections::BTreeSet, fmt, path::Path, sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use hoplite_crypto::{Pin, Token};
 use hoplite_directory::{
-    self as directory, Candidate, CircuitFate, Guard, HsDirs, Layer, ListChecker, Moment, Offered,
-    PathBias, PathChooser, Refused, ServiceCircuit, Store, StoreError, Suspect, Suspicion,
-    Vanguard, Vanguards,
+    self as directory, Candidate, Guard, HsDirs, Layer, ListChecker, Moment, Offered, PathBias,
+    PathChooser, Refused, ServiceCircuit, Store, StoreError, Suspect, Suspicion, Vanguard,
+    Vanguards,
     path_selection::{Network, NoPath, OverlayKind, PathConstraints, Position, Random},
     tor,
 };
@@ -19,7 +19,7 @@ use hoplite_onion::path::CircuitUsage;
 use hoplite_overlay::{Direct, Overlay};
 use hoplite_relay::config::Role;
 use hoplite_wire::{
-    Target,
+    CircuitFate, Target,
     directory::{Descriptor, Key},
 };
 use parking_lot::{Mutex, MutexGuard};

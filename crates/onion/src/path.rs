@@ -9,6 +9,8 @@ use hoplite_wire::{Protocols, cell::circuit::LinkSpecifier, directory::Ports};
 
 use crate::channel::Waiting;
 
+pub use hoplite_wire::{CircuitFate, ServicePurpose};
+
 /// The longest path.
 pub const MOST_HOPS: usize = 8;
 
@@ -49,23 +51,6 @@ pub struct CircuitUsage {
     pub datagrams: bool,
 }
 
-/// What a circuit of an onion service is for: who chooses paths knows how many relays protect each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ServicePurpose {
-    /// A client has the service come there.
-    ClientRendezvous,
-    /// A client introduces itself.
-    ClientIntroduction,
-    /// A client looks for a descriptor.
-    ClientHsDir,
-    /// A service goes to meet a client.
-    ServiceRendezvous,
-    /// A service is introduced there.
-    ServiceIntroduction,
-    /// A service publishes its descriptor.
-    ServiceHsDir,
-}
-
 /// The last relay of a circuit of an onion service.
 #[derive(Clone, Copy, Debug)]
 pub enum ServiceEnd<'a> {
@@ -82,22 +67,6 @@ pub struct Failed {
     pub hop: usize,
     /// It was reached and did not accept the handshake: what is known of it may be old.
     pub refused: bool,
-}
-
-/// How a circuit fares whose first relay has answered. One fares in several ways, one after another. path-spec "Detecting route manipulation by Guard
-/// nodes".
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CircuitFate {
-    /// All relays have answered.
-    Built,
-    /// A relay has ended it before, or lost the channel, or it did not come about in the longest time that any takes.
-    NotBuilt,
-    /// A relay has ended it after it was built, and before it was used.
-    Collapsed,
-    /// Its last relay has answered what it was asked.
-    Used,
-    /// The same after its last relay was asked for something, and before that has answered; or no answer came in the longest time that any takes.
-    NotUsed,
 }
 
 /// Chooses paths.

@@ -7,6 +7,7 @@
 pub mod bound_udp;
 pub mod capsule;
 pub mod cell;
+mod circuit_use;
 pub mod connect_ip;
 pub mod connect_tcp;
 pub mod directory;
@@ -32,6 +33,7 @@ pub mod tor;
 pub mod tuning;
 pub mod varint;
 
+pub use circuit_use::{CircuitFate, ServicePurpose};
 pub use http_head::{RequestHead, ResponseHead};
 pub use onion_key::{OnionKey, OnionKeyError};
 pub use protocols::{Protocols, ProtocolsError};

@@ -334,7 +334,6 @@ impl FromList {
                 (directory::ServiceEnd::OtherThan(&others), None)
             }
         };
-        let purpose = purpose_of_list(purpose);
         let circuit = ServiceCircuit { purpose, end };
         let path = self
             .listed
@@ -356,29 +355,6 @@ impl FromList {
     }
 }
 
-fn purpose_of_list(purpose: ServicePurpose) -> directory::ServicePurpose {
-    use directory::ServicePurpose as Of;
-    match purpose {
-        ServicePurpose::ClientRendezvous => Of::ClientRendezvous,
-        ServicePurpose::ClientIntroduction => Of::ClientIntroduction,
-        ServicePurpose::ClientHsDir => Of::ClientHsDir,
-        ServicePurpose::ServiceRendezvous => Of::ServiceRendezvous,
-        ServicePurpose::ServiceIntroduction => Of::ServiceIntroduction,
-        ServicePurpose::ServiceHsDir => Of::ServiceHsDir,
-    }
-}
-
-fn fate_of_list(fate: CircuitFate) -> directory::CircuitFate {
-    use directory::CircuitFate as Of;
-    match fate {
-        CircuitFate::Built => Of::Built,
-        CircuitFate::NotBuilt => Of::NotBuilt,
-        CircuitFate::Collapsed => Of::Collapsed,
-        CircuitFate::Used => Of::Used,
-        CircuitFate::NotUsed => Of::NotUsed,
-    }
-}
-
 impl Paths for FromList {
     fn path<'a>(&'a self, usage: &'a path::CircuitUsage) -> Waiting<'a, Result<Vec<Relay>, Error>> {
         Box::pin(async { self.choose(usage).map_err(Error::from) })
@@ -395,7 +371,7 @@ impl Paths for FromList {
     fn fares(&self, path: &[Relay], fate: CircuitFate) {
         if let Some(guard) = path.first() {
             let guard = Key(guard.keys.ed25519);
-            self.listed.circuit_fares(&guard, fate_of_list(fate));
+            self.listed.circuit_fares(&guard, fate);
         }
     }
 
