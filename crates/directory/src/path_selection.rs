@@ -5,7 +5,7 @@
 mod tests;
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
     sync::Arc,
 };
@@ -141,6 +141,8 @@ pub struct Network {
     weights: Option<Weights>,
     /// Of Tor's network: what its consensus says beside descriptors.
     tor: Option<Arc<HashMap<Key, TorRelay>>>,
+    /// What all clients should do.
+    params: BTreeMap<String, i32>,
 }
 
 impl Network {
@@ -157,6 +159,7 @@ impl Network {
             relays,
             weights: Some(weights),
             tor: None,
+            params: list.params.iter().map(of_tors_size).collect(),
         }
     }
 
@@ -166,7 +169,13 @@ impl Network {
             relays: network.descriptors(),
             weights: None,
             tor: Some(Arc::new(tor::positions::relays(network))),
+            params: network.params.clone(),
         }
+    }
+
+    /// A parameter of the list, or of Tor's consensus, if it gives one; who asks knows its unit and its bounds.
+    pub fn param(&self, name: &str) -> Option<i32> {
+        self.params.get(name).copied()
     }
 
     /// What Tor's consensus says of a relay, if that is where it comes from.
@@ -391,6 +400,11 @@ impl Network {
         };
         apart.are_apart(a, b) && !(apart.family && relatives())
     }
+}
+
+/// A parameter of our list, where numbers may be larger than those of Tor's consensus.
+fn of_tors_size((name, value): (&String, &u64)) -> (String, i32) {
+    (name.clone(), i32::try_from(*value).unwrap_or(i32::MAX))
 }
 
 /// In which order positions are filled: exit, entry, then the rest.

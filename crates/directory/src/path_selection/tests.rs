@@ -21,7 +21,7 @@ fn network(mut relays: Vec<Descriptor>) -> Network {
     Network {
         relays,
         weights: Some(weights),
-        tor: None,
+        ..Network::default()
     }
 }
 
@@ -455,4 +455,15 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn parameters_of_a_list_are_told_and_those_too_large_for_tors_are_cut() {
+    let mut list = crate::testing::list(0, &[]);
+    list.params.insert("nf_ito_low".into(), 3_000);
+    list.params.insert("large".into(), u64::MAX);
+    let network = Network::of(&list);
+    assert_eq!(network.param("nf_ito_low"), Some(3_000));
+    assert_eq!(network.param("large"), Some(i32::MAX));
+    assert_eq!(network.param("nf_ito_high"), None);
 }

@@ -7,7 +7,9 @@ use std::{
     time::Duration,
 };
 
-use hoplite_channel::{self as channel, ChannelDialer, Channels, Counts, How, handshake::Us};
+use hoplite_channel::{
+    self as channel, ChannelDialer, Channels, Counts, How, PaddingParameters, handshake::Us,
+};
 use hoplite_crypto::onion::RelayKeys;
 use hoplite_directory::{
     self as directory, Refused, ServiceCircuit,
@@ -100,7 +102,8 @@ pub(super) fn over_circuits(
     underlay: &Underlay,
 ) -> Result<ClientOverlay, Failure> {
     let file = &client.config.onion;
-    let channels = Channels::new(dialer(client, watch, underlay), |_| {});
+    let padding = padding_parameters(listed);
+    let channels = Channels::new(dialer(client, watch, underlay, padding), |_| {});
     let linked = Linked::new(channels.clone(), channel_of(client));
     let path = &client.config.path;
     let listed = listed
@@ -162,17 +165,29 @@ fn through(
     Arc::new(TorCaches::new(&listed.listed, circuits))
 }
 
-fn dialer(client: &Client, watch: Option<Arc<dyn Watch>>, underlay: &Underlay) -> ChannelDialer {
+/// As the list has them when the client starts.
+fn padding_parameters(listed: Option<&Listed>) -> PaddingParameters {
+    let network = listed.and_then(|listed| listed.current().ok());
+    PaddingParameters::of(|name| network.as_ref()?.param(name))
+}
+
+fn dialer(
+    client: &Client,
+    watch: Option<Arc<dyn Watch>>,
+    underlay: &Underlay,
+    padding_parameters: PaddingParameters,
+) -> ChannelDialer {
     let mut link = hoplite_link::Config::default();
     link.hooks.watch = watch;
     link.tuning_request.congestion = congestion(client.config.tunnel.congestion);
     link.rest = underlay.rest.unwrap_or(link.rest);
     let (file, usual) = (&client.config.onion, channel::Config::default());
-    let kept_open = usual.padding_parameters.kept_open(file.padding);
+    let kept_open = padding_parameters.kept_open(file.padding);
     let config = channel::Config {
         arrivals: ARRIVALS,
         window: file.window,
         padding: file.padding,
+        padding_parameters,
         idle: kept_open.unwrap_or(usual.idle),
         ..usual
     };

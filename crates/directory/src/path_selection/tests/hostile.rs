@@ -50,7 +50,7 @@ fn capped(mut relays: Vec<Descriptor>) -> Network {
     Network {
         relays,
         weights: Some(weights),
-        tor: None,
+        ..Network::default()
     }
 }
 
