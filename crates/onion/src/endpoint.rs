@@ -172,7 +172,7 @@ pub struct Endpoint {
     limits: Limits,
     random: fn(&mut [u8]),
     legs: Legs,
-    /// DATA cells that were handled.
+    /// Cells with DATA or DATAGRAM that were handled.
     handled: u64,
     streams: BTreeMap<u16, Stream>,
     /// Those of datagrams; no two streams have one id.

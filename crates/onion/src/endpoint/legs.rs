@@ -68,9 +68,9 @@ pub(super) struct Early {
 /// What has come and may still come on all legs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Coming {
-    /// DATA cells that were handled.
+    /// Cells with DATA or DATAGRAM that were handled.
     pub(super) handled: u64,
-    /// DATA cells that may be under way, or wait for others.
+    /// Those that may be under way, or wait for others.
     pub(super) under_way: u64,
 }
 
@@ -329,7 +329,7 @@ impl Legs {
         message::control(self.format(), &switch, StreamId::CIRCUIT, self.random)
     }
 
-    /// A DATA cell has left on this leg.
+    /// A cell that counts to the window has left on this leg.
     pub(super) fn sealed(&mut self, id: LegId, tag: SendmeTag, now: Instant) {
         self.now = now;
         if let Some(leg) = self.leg(id) {
@@ -344,7 +344,7 @@ impl Legs {
 // What comes.
 
 impl Legs {
-    /// A DATA cell has come on this leg: it is acknowledged when that is due.
+    /// A cell that counts to the window has come on this leg: it is acknowledged when that is due.
     pub(super) fn received(&mut self, id: LegId, tag: SendmeTag) -> Result<(), Broken> {
         let holds = self.set.as_ref().is_some_and(|set| set.holds(id));
         let (format, random) = (self.format(), self.random);
