@@ -280,6 +280,28 @@ fn circuits_carry_streams_over_quic_tls_and_whichever_is_there_on_paths_of_their
     }
 }
 
+/// Of the hosts of a network with a directory.
+fn with_directory() -> Vec<String> {
+    let authorities = (1..=3).map(|n| format!("authority{n}"));
+    let relays = (1..=7).map(|n| format!("relay{n}"));
+    let ends = ["client", "server"].map(str::to_owned);
+    authorities.chain(relays).chain(ends).collect()
+}
+
+#[test]
+fn circuits_of_a_directory_carry_streams_by_an_exit_and_to_an_onion_service() {
+    let hosts = with_directory();
+    let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+    for with in [
+        "service = true",
+        "conflux = \"off\", cgo = \"off\"",
+        "channel = \"tls\"",
+    ] {
+        let subject = format!("use = \"hoplite-directory\"\nwith = {{ {with} }}\n");
+        try_out(&["hoplite"], &hosts, &subject, &[DOWNLOAD, UPLOAD].concat());
+    }
+}
+
 #[test]
 fn hoplite_takes_every_policy_that_its_subject_can_write() {
     let all = [DOWNLOAD, ECHO].concat();

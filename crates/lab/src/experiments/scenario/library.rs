@@ -29,8 +29,8 @@ pub(crate) const SCENARIOS: [(&str, &str); 18] = built_in!(
 );
 
 /// Built-in subjects, in the order of `list`.
-pub(crate) const SUBJECTS: [(&str, &str); 7] = built_in!(
-    "subjects": "native", "hoplite", "hoplite-up", "hoplite-onion", "tor", "openvpn", "wireguard-go"
+pub(crate) const SUBJECTS: [(&str, &str); 8] = built_in!(
+    "subjects": "native", "hoplite", "hoplite-up", "hoplite-onion", "hoplite-directory", "tor", "openvpn", "wireguard-go"
 );
 
 /// Traces are a line a packet.
