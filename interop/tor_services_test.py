@@ -29,14 +29,14 @@ RELAYS = 7
 MANY = 12
 
 
-def network(lab, resolver):
-    """Three authorities, which are relays too, and relays more: all of them exits and HSDirs."""
+def network(lab, resolver, voting=""):
+    """Three authorities, which are relays too, and relays more: all of them exits and HSDirs. `voting`: lines of the authorities' files."""
     authorities = [Tor(lab, f"a{i}", True, resolver) for i in range(3)]
     relays = [Tor(lab, f"r{i}", False, resolver) for i in range(RELAYS - 3)]
     with ThreadPoolExecutor() as pool:
         list(pool.map(Tor.certify, authorities))
     for tor in authorities:
-        tor.torrc += HSDIRS
+        tor.torrc += HSDIRS + voting
     for tor in authorities + relays:
         tor.start(authorities)
     return authorities
