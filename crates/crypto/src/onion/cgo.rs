@@ -4,21 +4,21 @@
 //! tag a cell for another one. A cell has 16 bytes before its message: at the hop that it is for they turn out to be the nonce that both ends
 //! expect. After each such cell both ends draw new keys from the old ones and forget these. The relay always enciphers, the client always deciphers:
 //! what a relay changes is not malleable.
+//!
+//! The ends have new keys with every cell: a schedule is made for one direction of AES alone, and written over the one before. That wipes it; a library
+//! that wipes each one byte by byte takes longer for it than for all else of the cell.
 
 use std::{fmt, hint::black_box};
 
-use aws_lc_rs::{
-    cipher::{
-        AES_128, DecryptingKey, DecryptionContext, EncryptingKey, EncryptionContext,
-        UnboundCipherKey,
-    },
-    iv::FixedLength,
+use aes::{
+    Aes128Dec, Aes128Enc,
+    cipher::{BlockCipherDecrypt, BlockCipherEncrypt, KeyInit, consts::U16},
 };
 pub use hoplite_wire::cell::BODY;
 use hoplite_wire::cell::Command;
 use polyval::{Polyval, universal_hash::UniversalHash};
 use subtle::ConstantTimeEq;
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroizing;
 
 use super::{Refused, Seed};
 
@@ -32,24 +32,25 @@ pub type Tag = [u8; TAG];
 const BLOCK: usize = 16;
 /// What is enciphered by the stream.
 const MESSAGE: usize = BODY - TAG;
-/// What the first block is tweaked with: the tag before, the command, the message; and zeros up to a whole block.
-const TWEAK: usize = 512;
-/// What one direction begins with: four keys and the nonce.
-const STATE: usize = 5 * BLOCK;
-/// Where in the key stream new keys are, in blocks: behind all that a message can take. A counter begins at a multiple of 64, so that adding it is
-/// setting these bits.
+/// Blocks of the key stream that are made for a message: of the last one nothing is used, but they are made eight at a time.
+const STREAM: usize = 32;
+/// Blocks of what the first block is tweaked with: the tag before, the command, the message; and zeros up to a whole block.
+const TWEAK: usize = (TAG + 1 + MESSAGE).div_ceil(BLOCK);
+/// Where in the key stream new keys are, in blocks: behind all that a message can take.
 const RENEWAL: u8 = 31;
 
 /// Bytes of a handshake's seed that the keys of a layer take.
-pub(super) const KEYS: usize = 2 * STATE;
+pub(super) const KEYS: usize = size_of::<[State; 2]>();
 
 type Block = [u8; BLOCK];
-type State = Zeroizing<[u8; STATE]>;
+
+/// What one direction begins with: the keys of the first block and of its tweak, those of the stream and of its counter, and the nonce.
+type State = [Block; 5];
 
 /// A relay's end of one circuit's layer. Cells must be given in the order in which they came, each with the command of its cell.
 pub struct RelayLayer {
-    forward: Direction<Encrypt>,
-    backward: Direction<Encrypt>,
+    forward: Direction<Aes128Enc>,
+    backward: Direction<Aes128Enc>,
 }
 
 impl RelayLayer {
@@ -58,7 +59,7 @@ impl RelayLayer {
     /// # Errors
     /// [`Refused::System`].
     pub fn new(seed: &Seed) -> Result<Self, Refused> {
-        let (forward, backward) = directions(seed)?;
+        let [forward, backward] = directions(seed)?;
         Ok(Self { forward, backward })
     }
 
@@ -66,29 +67,31 @@ impl RelayLayer {
     /// is to be closed.
     pub fn forward(&mut self, command: Command, body: &mut [u8; BODY]) -> Option<Tag> {
         let came = *tag(body);
-        self.forward.apply(command, body);
-        self.forward.last = Zeroizing::new(*tag(body));
-        if !self.forward.expects(tag(body)) {
-            return None;
-        }
-        let nonce = self.forward.nonce.clone();
-        self.forward.renew(&nonce, body)?;
-        Some(came)
+        let counter = self.forward.apply(command, body);
+        self.forward.last = *tag(body);
+        self.forward.is_for_this_hop(body).then(|| {
+            self.forward.renew(&counter);
+            came
+        })
     }
 
     /// Puts the layer on a cell that came from the next relay.
     pub fn backward(&mut self, command: Command, body: &mut [u8; BODY]) {
-        self.backward.apply(command, body);
-        self.backward.last = Zeroizing::new(*tag(body));
+        self.pass_back(command, body);
+    }
+
+    fn pass_back(&mut self, command: Command, body: &mut [u8; BODY]) -> Counter {
+        let counter = self.backward.apply(command, body);
+        self.backward.last = *tag(body);
+        counter
     }
 
     /// Makes a cell for the client out of a body in the clear, whose first [`TAG`] bytes it sets.
     pub fn originate(&mut self, command: Command, body: &mut [u8; BODY]) -> Tag {
-        *tag_mut(body) = *self.backward.nonce;
-        self.backward(command, body);
-        let sent = *tag(body);
-        self.backward.renew(&sent, body);
-        sent
+        self.backward.address(body);
+        let counter = self.pass_back(command, body);
+        self.backward.renew(&counter);
+        self.backward.last
     }
 }
 
@@ -100,8 +103,8 @@ impl fmt::Debug for RelayLayer {
 
 /// The client's end of one relay's layer.
 pub struct ClientLayer {
-    forward: Direction<Decrypt>,
-    backward: Direction<Decrypt>,
+    forward: Direction<Aes128Dec>,
+    backward: Direction<Aes128Dec>,
 }
 
 impl ClientLayer {
@@ -110,36 +113,39 @@ impl ClientLayer {
     /// # Errors
     /// [`Refused::System`].
     pub fn new(seed: &Seed) -> Result<Self, Refused> {
-        let (forward, backward) = directions(seed)?;
+        let [forward, backward] = directions(seed)?;
         Ok(Self { forward, backward })
     }
 
     /// Makes a cell for this relay out of a body in the clear, whose first [`TAG`] bytes it sets; the layers of the relays before come next.
     pub fn originate(&mut self, command: Command, body: &mut [u8; BODY]) -> Tag {
-        *tag_mut(body) = *self.forward.nonce;
-        self.forward(command, body);
-        let (sent, nonce) = (*tag(body), self.forward.nonce.clone());
-        self.forward.renew(&nonce, body);
-        sent
+        self.forward.address(body);
+        let counter = self.pass_on(command, body);
+        self.forward.renew(&counter);
+        *tag(body)
     }
 
     /// Puts the layer on a cell for a relay behind this one.
     pub fn forward(&mut self, command: Command, body: &mut [u8; BODY]) {
+        self.pass_on(command, body);
+    }
+
+    fn pass_on(&mut self, command: Command, body: &mut [u8; BODY]) -> Counter {
         let before = *tag(body);
-        self.forward.apply(command, body);
-        self.forward.last = Zeroizing::new(before);
+        let counter = self.forward.apply(command, body);
+        self.forward.last = before;
+        counter
     }
 
     /// Takes the layer off a cell that came: with a tag if this relay said it.
     pub fn backward(&mut self, command: Command, body: &mut [u8; BODY]) -> Option<Tag> {
         let came = *tag(body);
-        self.backward.apply(command, body);
-        self.backward.last = Zeroizing::new(came);
-        if !self.backward.expects(tag(body)) {
-            return None;
-        }
-        self.backward.renew(&came, body)?;
-        Some(came)
+        let counter = self.backward.apply(command, body);
+        self.backward.last = came;
+        self.backward.is_for_this_hop(body).then(|| {
+            self.backward.renew(&counter);
+            came
+        })
     }
 }
 
@@ -150,188 +156,164 @@ impl fmt::Debug for ClientLayer {
 }
 
 /// Forward, backward.
-fn directions<B: BlockCipher>(seed: &Seed) -> Result<(Direction<B>, Direction<B>), Refused> {
-    let mut bytes = Zeroizing::new([0; KEYS]);
-    seed.fill(bytes.as_mut_slice())?;
-    let (forward, backward) = bytes.split_first_chunk().ok_or(Refused::System)?;
-    let backward = backward.first_chunk().ok_or(Refused::System)?;
-    Ok((Direction::new(forward)?, Direction::new(backward)?))
+fn directions<B: BlockCipher>(seed: &Seed) -> Result<[Direction<B>; 2], Refused> {
+    let mut states = Zeroizing::new([State::default(); 2]);
+    seed.fill(states.as_flattened_mut().as_flattened_mut())?;
+    Ok(states.each_ref().map(Direction::new))
 }
 
-// One direction of one layer: the keys of now, the nonce by which the next cell for this hop is known, and the tag of the cell before.
-
-struct Direction<B> {
-    keys: Keys<B>,
-    nonce: Zeroizing<Block>,
-    last: Zeroizing<Block>,
-}
-
-impl<B: BlockCipher> Direction<B> {
-    fn new(state: &[u8; STATE]) -> Result<Self, Refused> {
-        let (keys, nonce) = state.split_first_chunk().ok_or(Refused::System)?;
-        let nonce = nonce.first_chunk().ok_or(Refused::System)?;
-        Ok(Self {
-            keys: Keys::new(keys)?,
-            nonce: Zeroizing::new(*nonce),
-            last: Zeroizing::new([0; BLOCK]),
-        })
-    }
-
-    /// The layer, on or off. Where a cipher failed, which it has no reason to, the body is wiped: it never leaves in the clear.
-    fn apply(&self, command: Command, body: &mut [u8; BODY]) {
-        if self.keys.apply(&self.last, command.0, body).is_none() {
-            body.zeroize();
-        }
-    }
-
-    fn expects(&self, tag: &Tag) -> bool {
-        self.nonce.ct_eq(tag).into()
-    }
-
-    /// New keys and a new nonce. Without them the other end is not understood any more, and the circuit ends; the body is wiped.
-    fn renew(&mut self, nonce: &Block, body: &mut [u8; BODY]) -> Option<()> {
-        let renewed = self.keys.renewal(nonce).map(|state| Self::new(&state));
-        let Some(Ok(renewed)) = renewed else {
-            body.zeroize();
-            return None;
-        };
-        self.keys = renewed.keys;
-        self.nonce = renewed.nonce;
-        Some(())
-    }
-}
-
-/// Keys of the wide block (UIV+): of the first block and its tweak, and of the stream over the message. The library wipes those of AES.
-struct Keys<B> {
+/// One direction of one layer: the keys of now, those of the wide block (UIV+) among them, the nonce by which the next cell for this hop is known,
+/// and the tag of the cell before.
+struct Direction<B: BlockCipher> {
     block: B,
     tweak: Polyval,
-    stream: EncryptingKey,
+    stream: Aes128Enc,
     counter: Polyval,
+    nonce: Block,
+    last: Tag,
 }
 
-impl<B: BlockCipher> Keys<B> {
-    fn new(bytes: &[u8; 4 * BLOCK]) -> Result<Self, Refused> {
-        let mut keys = bytes.as_chunks::<BLOCK>().0.iter();
-        let mut next = || keys.next().ok_or(Refused::System);
-        Ok(Self {
-            block: B::new(key(next()?)?)?,
-            tweak: Polyval::new(next()?.into()),
-            stream: EncryptingKey::ctr(key(next()?)?).map_err(|_| Refused::System)?,
-            counter: Polyval::new(next()?.into()),
-        })
+/// What the blocks of a cell's key stream are made of, each with its number in the lowest six bits, which are zero here.
+type Counter = Zeroizing<u128>;
+
+impl<B: BlockCipher> Direction<B> {
+    fn new([block, tweak, stream, counter, nonce]: &State) -> Self {
+        Self {
+            block: B::new(block.into()),
+            tweak: Polyval::new(tweak.into()),
+            stream: Aes128Enc::new(stream.into()),
+            counter: Polyval::new(counter.into()),
+            nonce: *nonce,
+            last: [0; TAG],
+        }
     }
 
-    fn apply(&self, last: &Block, command: u8, body: &mut [u8; BODY]) -> Option<()> {
+    /// Writes new keys and a new nonce over the old ones.
+    fn set(&mut self, [block, tweak, stream, counter, nonce]: &State) {
+        self.block = B::new(block.into());
+        self.tweak = Polyval::new(tweak.into());
+        self.stream = Aes128Enc::new(stream.into());
+        self.counter = Polyval::new(counter.into());
+        self.nonce = *nonce;
+    }
+
+    /// New keys and a new nonce, out of the key stream behind the cell that has been enciphered.
+    fn renew(&mut self, counter: &Counter) {
+        let KeyStream(state) = &KeyStream::new(&self.stream, counter, RENEWAL);
+        self.set(state);
+    }
+
+    /// Sets what a cell for the other end begins with.
+    fn address(&self, body: &mut [u8; BODY]) {
+        *parts(body).0 = self.nonce;
+    }
+
+    fn is_for_this_hop(&self, body: &[u8; BODY]) -> bool {
+        self.nonce.ct_eq(tag(body)).into()
+    }
+
+    /// The layer, on or off.
+    fn apply(&mut self, Command(command): Command, body: &mut [u8; BODY]) -> Counter {
+        let (first, message) = parts(body);
         if B::BEFORE_STREAM {
-            self.first(last, command, body)?;
+            self.apply_first(command, first, message);
         }
-        let (first, message) = body.split_first_chunk_mut::<BLOCK>()?;
-        self.xor_stream(first, 0, message)?;
+        let counter = self.counter(first);
+        let stream = KeyStream::<STREAM>::new(&self.stream, &counter, 0);
+        xor(message, stream.0.as_flattened());
         if !B::BEFORE_STREAM {
-            self.first(last, command, body)?;
+            self.apply_first(command, first, message);
         }
-        Some(())
+        counter
     }
 
     /// The first block, tweaked by all else (LRW2).
-    fn first(&self, last: &Block, command: u8, body: &mut [u8; BODY]) -> Option<()> {
-        let (first, message) = body.split_first_chunk_mut::<BLOCK>()?;
-        let mask = self.mask(last, command, message)?;
-        xor(first, &mask);
-        self.block.apply(first)?;
-        xor(first, &mask);
-        Some(())
+    fn apply_first(&mut self, command: u8, first: &mut Block, message: &[u8]) {
+        let mask = self.mask(command, message);
+        xor(first, &mask.to_be_bytes());
+        self.block.apply(first.into());
+        xor(first, &mask.to_be_bytes());
     }
 
-    fn mask(&self, last: &Block, command: u8, message: &[u8]) -> Option<Zeroizing<Block>> {
+    fn mask(&mut self, command: u8, message: &[u8]) -> Zeroizing<u128> {
         // The caller has the same.
-        let mut tweak = [0; TWEAK];
-        let (before, rest) = tweak.split_first_chunk_mut::<BLOCK>()?;
-        *before = *last;
-        let (word, rest) = rest.split_first_mut()?;
-        *word = command;
-        rest.get_mut(..MESSAGE)?.copy_from_slice(message);
-        let mut hash = self.tweak.clone();
-        hash.update(polyval::Block::cast_slice_from_core(tweak.as_chunks().0));
-        Some(Zeroizing::new(hash.finalize().into()))
+        let mut tweak = [[0; BLOCK]; TWEAK];
+        let (before, rest) = tweak.as_flattened_mut().split_at_mut(TAG);
+        before.copy_from_slice(&self.last);
+        let (word, rest) = rest.split_at_mut(1);
+        word.copy_from_slice(&[command]);
+        let (text, _zeros) = rest.split_at_mut(MESSAGE);
+        text.copy_from_slice(message);
+        hash(&mut self.tweak, &tweak)
     }
 
-    /// The stream that `nonce` leads to, from this block of it on.
-    fn xor_stream(&self, nonce: &Block, from: u8, bytes: &mut [u8]) -> Option<()> {
-        let mut hash = self.counter.clone();
-        hash.update(&[(*nonce).into()]);
-        let mut counter: Block = hash.finalize().into();
-        let low = counter.last_mut()?;
-        *low = *low & 0b1100_0000 | from;
-        let counter = EncryptionContext::Iv128(FixedLength::from(counter));
-        self.stream.less_safe_encrypt(bytes, counter).ok()?;
-        Some(())
-    }
-
-    /// What the next keys and the next nonce are made of.
-    fn renewal(&self, nonce: &Block) -> Option<State> {
-        let mut state = Zeroizing::new([0; STATE]);
-        self.xor_stream(nonce, RENEWAL, state.as_mut_slice())?;
-        Some(state)
+    fn counter(&mut self, nonce: &Block) -> Counter {
+        let mut counter = hash(&mut self.counter, &[*nonce]);
+        *counter &= !0b11_1111;
+        counter
     }
 }
 
-/// Hashing clones a hash's key, and a library that wipes each clone byte by byte takes as long as the whole cell; so the keys are overwritten here.
-impl<B> Drop for Keys<B> {
+fn hash(key: &mut Polyval, blocks: &[Block]) -> Zeroizing<u128> {
+    key.update(polyval::Block::cast_slice_from_core(blocks));
+    Zeroizing::new(u128::from_be_bytes(key.finalize_reset().into()))
+}
+
+/// Keys are overwritten by those of zeros.
+impl<B: BlockCipher> Drop for Direction<B> {
     fn drop(&mut self) {
-        for hash in [&mut self.tweak, &mut self.counter] {
-            *hash = Polyval::new(&[0; BLOCK].into());
-            black_box(hash);
+        self.set(&State::default());
+        black_box(self);
+    }
+}
+
+/// Blocks of a cell's key stream, overwritten all at once when dropped.
+struct KeyStream<const N: usize>([Block; N]);
+
+impl<const N: usize> KeyStream<N> {
+    /// The blocks from this number on.
+    #[inline]
+    fn new(key: &Aes128Enc, counter: &Counter, from: u8) -> Self {
+        let mut stream = Self([[0; BLOCK]; N]);
+        for (block, number) in stream.0.iter_mut().zip(from..) {
+            *block = (**counter | u128::from(number)).to_be_bytes();
         }
+        key.encrypt_blocks(aes::Block::cast_slice_from_core_mut(&mut stream.0));
+        stream
+    }
+}
+
+impl<const N: usize> Drop for KeyStream<N> {
+    fn drop(&mut self) {
+        self.0 = [[0; BLOCK]; N];
+        black_box(self);
     }
 }
 
 /// AES-128 over the first block: a relay enciphers it, before the stream, which begins with what comes out; a client deciphers it, behind.
-trait BlockCipher: Sized {
+trait BlockCipher: KeyInit<KeySize = U16> {
     const BEFORE_STREAM: bool;
-    fn new(key: UnboundCipherKey) -> Result<Self, Refused>;
-    fn apply(&self, block: &mut Block) -> Option<()>;
+    fn apply(&self, block: &mut aes::Block);
 }
 
-struct Encrypt(EncryptingKey);
-
-impl BlockCipher for Encrypt {
+impl BlockCipher for Aes128Enc {
     const BEFORE_STREAM: bool = true;
 
-    fn new(key: UnboundCipherKey) -> Result<Self, Refused> {
-        EncryptingKey::ecb(key)
-            .map(Self)
-            .map_err(|_| Refused::System)
-    }
-
-    fn apply(&self, block: &mut Block) -> Option<()> {
-        self.0.encrypt(block).ok().map(|_| ())
+    fn apply(&self, block: &mut aes::Block) {
+        self.encrypt_block(block);
     }
 }
 
-struct Decrypt(DecryptingKey);
-
-impl BlockCipher for Decrypt {
+impl BlockCipher for Aes128Dec {
     const BEFORE_STREAM: bool = false;
 
-    fn new(key: UnboundCipherKey) -> Result<Self, Refused> {
-        DecryptingKey::ecb(key)
-            .map(Self)
-            .map_err(|_| Refused::System)
-    }
-
-    fn apply(&self, block: &mut Block) -> Option<()> {
-        let decrypted = self.0.decrypt(block, DecryptionContext::None);
-        decrypted.ok().map(|_| ())
+    fn apply(&self, block: &mut aes::Block) {
+        self.decrypt_block(block);
     }
 }
 
-fn key(bytes: &Block) -> Result<UnboundCipherKey, Refused> {
-    UnboundCipherKey::new(&AES_128, bytes).map_err(|_| Refused::System)
-}
-
-fn xor(block: &mut Block, with: &Block) {
-    for (byte, other) in block.iter_mut().zip(with) {
+fn xor(bytes: &mut [u8], with: &[u8]) {
+    for (byte, other) in bytes.iter_mut().zip(with) {
         *byte ^= other;
     }
 }
@@ -340,9 +322,9 @@ fn tag(body: &[u8; BODY]) -> &Tag {
     body.first_chunk().unwrap_or(&[0; TAG])
 }
 
-fn tag_mut(body: &mut [u8; BODY]) -> &mut Tag {
-    let (first, _) = body.split_first_chunk_mut().expect("a body is longer");
-    first
+/// The first block, and the message behind it.
+fn parts(body: &mut [u8; BODY]) -> (&mut Block, &mut [u8]) {
+    body.split_first_chunk_mut().expect("a body is longer")
 }
 
 #[cfg(test)]
