@@ -65,6 +65,8 @@ pub enum ServiceEnd<'a> {
     Given(Key),
     /// Any other than these.
     OtherThan(&'a [Key]),
+    /// One that somebody else will name: the path is without it. None of the last two relays can be it.
+    ToCome,
 }
 
 /// Behind which relay a vanguard stands.
@@ -180,6 +182,7 @@ impl Vanguards {
         let mut hops = self.mode.between(circuit.purpose);
         let given = match circuit.end {
             ServiceEnd::Given(last) => Some(last),
+            ServiceEnd::ToCome => None,
             ServiceEnd::OtherThan(_) => {
                 hops.push(Hop::Last);
                 None
@@ -191,7 +194,7 @@ impl Vanguards {
         }
         let not_last = match circuit.end {
             ServiceEnd::OtherThan(others) => others,
-            ServiceEnd::Given(_) => &[],
+            ServiceEnd::Given(_) | ServiceEnd::ToCome => &[],
         };
         let choice = Choice {
             network,

@@ -58,6 +58,8 @@ pub enum ServiceEnd<'a> {
     Given(&'a Relay),
     /// Any other than these, by their Ed25519 identities.
     OtherThan(&'a [[u8; 32]]),
+    /// One that somebody else will name: the path is without it. None of the last two relays can be it.
+    ToCome,
 }
 
 /// Which hop of a path failed.
@@ -121,6 +123,7 @@ pub fn ends(path: &mut Vec<Relay>, end: ServiceEnd<'_>) -> bool {
             let last = path.last();
             last.is_some_and(|last| !others.contains(&last.keys.ed25519))
         }
+        ServiceEnd::ToCome => path.len() < MOST_HOPS,
     }
 }
 

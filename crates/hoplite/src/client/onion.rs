@@ -348,6 +348,7 @@ impl FromList {
                 others = relays.iter().copied().map(Key).collect();
                 (directory::ServiceEnd::OtherThan(&others), None)
             }
+            ServiceEnd::ToCome => (directory::ServiceEnd::ToCome, None),
         };
         let circuit = ServiceCircuit { purpose, end };
         let path = self

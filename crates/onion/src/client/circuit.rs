@@ -80,6 +80,8 @@ pub struct ClientCircuit {
     leg: LegId,
     /// It may hear of onion services; else that breaks the protocol.
     talks: bool,
+    /// Its last relay is still to be named.
+    is_stem: bool,
     /// Of the last relay, on a circuit that talks.
     nonce: Option<CircuitNonce>,
     /// The handshake that RENDEZVOUS2 is to complete, and how to hold back then.
@@ -126,6 +128,7 @@ impl ClientCircuit {
             out: VecDeque::new(),
             leg: LegId::FIRST,
             talks: false,
+            is_stem: false,
             nonce: None,
             awaited: None,
             random,
@@ -146,6 +149,28 @@ impl ClientCircuit {
     pub fn talking(mut self) -> Self {
         self.talks = true;
         self
+    }
+
+    /// A circuit that talks to a relay which is named only when all others are there ([`Self::lead_on`]): with these nothing is agreed but the way.
+    #[must_use]
+    pub fn stem(mut self) -> Self {
+        (self.talks, self.is_stem) = (true, true);
+        self
+    }
+
+    /// Leads a stem that is built on to its last relay.
+    ///
+    /// # Errors
+    /// It is none, or too long, or the handshake cannot be made.
+    pub fn lead_on(&mut self, relay: Relay) -> Result<(), Error> {
+        let can = self.is_stem && self.is_built() && self.path.len() < MOST_HOPS;
+        if !can {
+            let doing = "leading a circuit on that has its last relay";
+            return Err(Error::new(ErrorKind::Bug, doing));
+        }
+        self.is_stem = false;
+        self.path.push(relay);
+        self.extend()
     }
 
     /// What binds a message to the last relay of a circuit that talks, once it is built.
@@ -172,6 +197,11 @@ impl ClientCircuit {
     /// Whether it has all of its hops.
     pub(crate) fn is_built(&self) -> bool {
         self.layers.len() >= self.path.len()
+    }
+
+    /// Whether it has all of its hops, and the last of them is known.
+    fn is_whole(&self) -> bool {
+        self.is_built() && !self.is_stem
     }
 
     /// Whether it has, behind its relays, an onion service, or a service's client.
@@ -333,7 +363,7 @@ impl ClientCircuit {
                 let data = header.data(fixed).map_err(failure::broken)?;
                 self.heard(command, data, endpoint)
             }
-            _ if last && self.is_built() => {
+            _ if last && self.is_whole() => {
                 let handled = endpoint.handle_message(body, tag, at);
                 handled.map(|()| Progress::None).map_err(failure::broken)
             }
@@ -351,7 +381,7 @@ impl ClientCircuit {
                 | RelayCommand::INTRODUCE2
                 | RelayCommand::RENDEZVOUS2
         );
-        is_such && self.talks && self.is_built() && !self.has_met()
+        is_such && self.talks && self.is_whole() && !self.has_met()
     }
 
     fn heard(
@@ -387,9 +417,11 @@ impl ClientCircuit {
             let nonce = CircuitNonce::draw(&agreed.seed, agreed.crypto);
             self.nonce = Some(nonce.map_err(ours)?);
         }
-        let format = agreed.crypto.format();
-        let set = endpoint.set(self.leg, agreed.control, format);
-        set.map_err(failure::broken)?;
+        if !self.is_stem {
+            let format = agreed.crypto.format();
+            let set = endpoint.set(self.leg, agreed.control, format);
+            set.map_err(failure::broken)?;
+        }
         Ok(Progress::Built)
     }
 
@@ -437,7 +469,8 @@ impl ClientCircuit {
             self.handshake = Some(Handshake::Ntor(state));
             return Ok((HandshakeType::NTOR, data));
         }
-        let asked = self.asks.of(relay, hop + 1 == self.path.len());
+        let is_last = hop + 1 == self.path.len() && !self.is_stem;
+        let asked = self.asks.of(relay, is_last);
         let cgo = asked.cgo.then_some(Subprotocol::CGO);
         let extensions = ClientExtensions {
             congestion_control: asked.congestion_control,

@@ -13,7 +13,7 @@ use hoplite_wire::cell::relay::RelayCommand;
 use tokio::sync::mpsc::{self, error::TrySendError};
 
 use super::BuiltCircuit;
-use crate::{endpoint::Broken, failure, flow_control::Control};
+use crate::{endpoint::Broken, failure, flow_control::Control, path::Relay};
 
 /// Orders that wait for the driver.
 const ORDERS: usize = 4;
@@ -26,13 +26,15 @@ pub(super) enum Order {
     Say(RelayCommand, Vec<u8>),
     /// RENDEZVOUS2 is to complete this handshake.
     Await(hs_ntor::ClientState, Control),
+    /// Lead the circuit on to this relay; it is built again when it is there.
+    LeadOn(Relay),
     /// Say this RENDEZVOUS1; the client of this seed is one hop more at once, before it can say anything.
     MeetClient(Vec<u8>, Seed, Control),
 }
 
 /// What the driver has heard.
 pub(crate) enum Heard {
-    /// The circuit is built; this binds messages to its last relay.
+    /// The circuit has all relays that it knows of; this binds messages to the last of them.
     Built(CircuitNonce),
     /// The last relay has said this.
     Message(RelayCommand, Vec<u8>),
@@ -123,6 +125,21 @@ impl Conversation {
     /// The circuit has closed.
     pub(crate) async fn say(&self, command: RelayCommand, data: Vec<u8>) -> Result<(), Error> {
         self.order(Order::Say(command, data)).await
+    }
+
+    /// Leads a stem on to the relay that it is to talk to.
+    ///
+    /// # Errors
+    /// The circuit has closed, or is no stem.
+    pub(crate) async fn lead_on(mut self, relay: &Relay) -> Result<Self, Error> {
+        self.order(Order::LeadOn(relay.clone())).await?;
+        match self.hear().await? {
+            Heard::Built(nonce) => self.nonce = nonce,
+            Heard::Message(said, _) => return Err(failure::broken(Broken::Unexpected(said))),
+            Heard::Met => return Err(failure::broken(Broken::UnknownStream)),
+        }
+        self.circuit.led_on(relay);
+        Ok(self)
     }
 
     /// RENDEZVOUS2 is to complete this handshake, and none that was awaited before. [`Heard::Met`] says that it has.

@@ -66,8 +66,21 @@ enum Purpose {
     Streams,
     /// To talk to its last relay about an onion service.
     Talk(Talk),
+    /// The same, with a last relay that is still to be named.
+    Stem(Talk),
     /// The streams of a Conflux set.
     Leg(Arc<Kept>, Ended),
+}
+
+impl Purpose {
+    /// Has the machine know what it may hear.
+    fn mark(&self, machine: ClientCircuit) -> ClientCircuit {
+        match self {
+            Self::Streams | Self::Leg(..) => machine,
+            Self::Talk(_) => machine.talking(),
+            Self::Stem(_) => machine.stem(),
+        }
+    }
 }
 
 struct Driver {
@@ -182,7 +195,7 @@ async fn build_telling(
         },
         crate::random,
     );
-    let machine = machine.map_err(|error| (error, 0))?;
+    let machine = purpose.mark(machine.map_err(|error| (error, 0))?);
     let backlog = circuit.sender.backlog();
     let own = || {
         let control = Control::Fixed;
@@ -192,7 +205,7 @@ async fn build_telling(
     let (mut leg, mut talk, mut links) = (LegId::FIRST, None, false);
     let (kept, ended) = match purpose {
         Purpose::Streams => own(),
-        Purpose::Talk(with) => {
+        Purpose::Talk(with) | Purpose::Stem(with) => {
             talk = Some(with);
             own()
         }
@@ -209,11 +222,7 @@ async fn build_telling(
         None => STREAM_ANSWER,
     };
     let driver = Driver {
-        circuit: if talk.is_some() {
-            machine.talking()
-        } else {
-            machine
-        },
+        circuit: machine,
         channel: circuit,
         shared: Arc::clone(&kept.0),
         leg,
@@ -258,6 +267,12 @@ impl BuiltCircuit {
     /// When building it began.
     pub fn since(&self) -> Instant {
         self.built
+    }
+
+    /// It has one relay more.
+    pub(super) fn led_on(&mut self, relay: &Relay) {
+        let path = self.paths.first_mut();
+        path.into_iter().for_each(|path| path.push(relay.clone()));
     }
 
     /// The relays that it goes through, or the first leg of a set does.
@@ -398,6 +413,7 @@ impl Driver {
                 Poll::Pending => return Ok(()),
                 Poll::Ready(None) => self.talk = None,
                 Poll::Ready(Some(Order::Say(command, data))) => self.circuit.say(command, &data)?,
+                Poll::Ready(Some(Order::LeadOn(relay))) => self.circuit.lead_on(relay)?,
                 Poll::Ready(Some(Order::Await(state, control))) => {
                     self.circuit.await_service(state, control);
                 }
@@ -619,6 +635,8 @@ pub(crate) enum LastRelay {
     /// A stranger. What becomes of it is not told to whoever chooses paths, and how long it takes is not learnt: or strangers would have us avoid
     /// relays that are sound, and wait for those that are slow.
     Strangers,
+    /// A stranger, who has not named it yet: the path is without it. How the circuit fares in the end is not told.
+    ToCome,
 }
 
 /// A circuit that is being built.
@@ -707,7 +725,11 @@ impl Builder {
         last: LastRelay,
     ) -> Result<Conversation, Error> {
         let (listening, talk) = conversation::pair();
-        let circuit = self.build_over(path, last, Purpose::Talk(talk)).await?;
+        let purpose = match last {
+            LastRelay::Ours | LastRelay::Strangers => Purpose::Talk(talk),
+            LastRelay::ToCome => Purpose::Stem(talk),
+        };
+        let circuit = self.build_over(path, last, purpose).await?;
         listening.over(circuit).await
     }
 
@@ -736,7 +758,7 @@ impl Builder {
         let took = attempt.begun.elapsed();
         match built {
             Ok(Ok(circuit)) => {
-                if last == LastRelay::Ours {
+                if last != LastRelay::Strangers {
                     self.state().times.built(took);
                 }
                 self.tried(&attempt.path, Ok(()));

@@ -20,7 +20,11 @@ use hoplite_wire::cell::{
     relay::RelayCommand,
 };
 use parking_lot::Mutex;
-use tokio::time::{Instant, timeout};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::{JoinError, JoinSet},
+    time::{Instant, timeout},
+};
 
 use super::{IntroductionPoint, KnownService, shuffle};
 use crate::{
@@ -29,7 +33,7 @@ use crate::{
     endpoint::{Broken, io::Handle, udp::UdpHandle},
     failure,
     flow_control::Control,
-    path::{Paths, Relay, ServiceEnd, ServicePurpose},
+    path::{MOST_HOPS, Paths, Relay, ServiceEnd, ServicePurpose},
 };
 
 /// Bounds of a client.
@@ -45,6 +49,8 @@ pub struct ClientConfig {
     pub failed: Duration,
     /// Introduction points that failed and are remembered.
     pub failures: usize,
+    /// Services for which circuits are begun while they are looked for; for further ones they are begun after that.
+    pub prepared: usize,
     /// Tokens and services with a circuit; beyond it those without streams are closed, and if there are none the next is refused.
     pub kept: usize,
 }
@@ -57,6 +63,7 @@ impl Default for ClientConfig {
             service: Duration::from_secs(60),
             failed: Duration::from_secs(120),
             failures: 1024,
+            prepared: 8,
             kept: 48,
         }
     }
@@ -64,12 +71,12 @@ impl Default for ClientConfig {
 
 /// Reaches services. Dropped, its circuits end with their last streams.
 pub struct Client {
-    builder: Arc<Builder>,
+    circuits: Circuits,
     /// No new streams on a circuit that is older.
     lasts: Duration,
-    config: ClientConfig,
     slots: Mutex<Slots>,
     failures: Mutex<Failures>,
+    preparing: Arc<Semaphore>,
 }
 
 /// By token, and by the service's identity.
@@ -102,10 +109,13 @@ impl Client {
     ) -> Self {
         Self {
             lasts: circuits.lasts,
-            builder: Builder::new(dialer, paths, circuits.clone()),
-            config,
+            circuits: Circuits {
+                builder: Builder::new(dialer, paths, circuits.clone()),
+                config,
+            },
             slots: Mutex::default(),
             failures: Mutex::default(),
+            preparing: Arc::new(Semaphore::new(config.prepared)),
         }
     }
 
@@ -120,7 +130,7 @@ impl Client {
         port: u16,
         terms: &Terms,
     ) -> Result<Stream, Error> {
-        let circuit = self.reach(service, terms).await?;
+        let circuit = self.reach(service, None, terms).await?;
         self.open_on(&circuit, port, terms).await
     }
 
@@ -133,6 +143,20 @@ impl Client {
         self.slots.lock().values().filter(stands).count()
     }
 
+    /// Begins what reaching a service takes while it is still being looked for: three round trips less for whoever waits. Nothing: the token has a circuit
+    /// to it, or is about to, or too much is begun.
+    pub fn prepare(&self, identity: &[u8; 32], isolation: &Isolation) -> Option<Prepared> {
+        let name = (isolation.clone(), *identity);
+        if let Some(slot) = self.slots.lock().get(&name) {
+            let kept = slot.try_lock().ok()?;
+            if kept.as_ref().is_some_and(|circuit| self.serves(circuit)) {
+                return None;
+            }
+        }
+        let place = Arc::clone(&self.preparing).try_acquire_owned().ok()?;
+        Some(Prepared::begin(&self.circuits, place))
+    }
+
     /// The token's circuit to a service.
     ///
     /// # Errors
@@ -140,9 +164,10 @@ impl Client {
     pub async fn reach(
         &self,
         service: &KnownService,
+        prepared: Option<Prepared>,
         terms: &Terms,
     ) -> Result<Arc<BuiltCircuit>, Error> {
-        let circuit = self.circuit(&terms.isolation, service);
+        let circuit = self.circuit(&terms.isolation, service, prepared);
         terms.run("reaching an onion service", circuit).await
     }
 
@@ -183,7 +208,10 @@ impl Client {
         let opening = async {
             let id = circuit.shared().lock().connect_udp_port(port)?;
             let handle = UdpHandle::new(circuit.shared(), id);
-            let said = timeout(self.config.answer, poll_fn(|cx| handle.poll_said(cx)));
+            let said = timeout(
+                self.circuits.config.answer,
+                poll_fn(|cx| handle.poll_said(cx)),
+            );
             match said.await {
                 Ok(Ok(())) => Ok(Box::new(handle) as _),
                 Ok(Err(error)) if error.kind() != ErrorKind::TargetFailed => Err(error),
@@ -202,6 +230,7 @@ impl Client {
         &self,
         isolation: &Isolation,
         service: &KnownService,
+        prepared: Option<Prepared>,
     ) -> Result<Arc<BuiltCircuit>, Error> {
         let slot = self.slot(isolation, service)?;
         let mut kept = slot.lock().await;
@@ -210,7 +239,7 @@ impl Client {
         }
         // The last one takes no further streams, and ends with those that it has.
         *kept = None;
-        let circuit = Arc::new(Box::pin(self.connect(service)).await?);
+        let circuit = Arc::new(Box::pin(self.connect(service, prepared)).await?);
         *kept = Some(Arc::clone(&circuit));
         Ok(circuit)
     }
@@ -222,10 +251,10 @@ impl Client {
     fn slot(&self, isolation: &Isolation, service: &KnownService) -> Result<Arc<Slot>, Error> {
         let mut slots = self.slots.lock();
         let name = (isolation.clone(), service.identity);
-        if slots.len() >= self.config.kept && !slots.contains_key(&name) {
+        if slots.len() >= self.circuits.config.kept && !slots.contains_key(&name) {
             slots.retain(|_, slot| !is_idle(slot));
         }
-        let full = slots.len() >= self.config.kept;
+        let full = slots.len() >= self.circuits.config.kept;
         match slots.entry(name) {
             Entry::Occupied(slot) => Ok(Arc::clone(slot.get())),
             Entry::Vacant(_) if full => {
@@ -237,21 +266,34 @@ impl Client {
     }
 
     /// Introduces itself over one introduction point after another, until the service comes.
-    async fn connect(&self, service: &KnownService) -> Result<BuiltCircuit, Error> {
+    async fn connect(
+        &self,
+        service: &KnownService,
+        prepared: Option<Prepared>,
+    ) -> Result<BuiltCircuit, Error> {
         let mut points = service.points.clone();
         shuffle(&mut points);
         self.failures.lock().put_last(&mut points, Instant::now());
-        let mut meeting = None;
+        let (mut meeting, mut stem) = match prepared {
+            Some(prepared) => prepared.of(service).await,
+            None => (None, None),
+        };
         let mut last = Error::new(
             ErrorKind::PathFailed,
             "reaching an onion service that has no introduction point",
         );
-        for point in points.iter().take(self.config.attempts) {
+        for point in points.iter().take(self.circuits.config.attempts) {
             // The rendezvous point of the last attempt will do, unless the service may be on its way there.
-            let met = match meeting.take() {
-                Some(met) => Ok(met),
-                None => self.rendezvous_point(&service.points).await,
-            };
+            let met = meeting.take();
+            let (met, introducing) = tokio::join!(
+                async {
+                    match met {
+                        Some(met) => Ok(met),
+                        None => self.circuits.rendezvous_point(&service.points).await,
+                    }
+                },
+                self.circuits.introduction(point, stem.take()),
+            );
             let met = match met {
                 Ok(met) => met,
                 Err(error) => {
@@ -259,36 +301,42 @@ impl Client {
                     continue;
                 }
             };
-            match self.attempt(service, point, met).await {
+            let reached = match introducing {
+                Ok(introducing) => {
+                    self.circuits
+                        .attempt(service, point, met, introducing)
+                        .await
+                }
+                Err(error) => Err((error, met.if_usable())),
+            };
+            match reached {
                 Ok(circuit) => return Ok(circuit),
                 Err((error, unused)) => (last, meeting) = (error, unused),
             }
             self.failures
                 .lock()
-                .note(point.auth_key, Instant::now(), &self.config);
+                .note(point.auth_key, Instant::now(), &self.circuits.config);
         }
         Err(last)
     }
+}
 
+/// Builds what reaching a service takes. Clones build the same.
+#[derive(Clone)]
+struct Circuits {
+    builder: Arc<Builder>,
+    config: ClientConfig,
+}
+
+impl Circuits {
     /// One introduction. What it fails with has the rendezvous point if nobody was told of it.
     async fn attempt(
         &self,
         service: &KnownService,
         point: &IntroductionPoint,
         mut meeting: Meeting,
+        introducing: Conversation,
     ) -> Result<BuiltCircuit, (Error, Option<Meeting>)> {
-        let reached = async {
-            let (purpose, end) = (
-                ServicePurpose::ClientIntroduction,
-                ServiceEnd::Given(&point.relay),
-            );
-            let path = self.builder.paths().service_path(purpose, end).await?;
-            self.builder.converse(path, LastRelay::Strangers).await
-        };
-        let introducing = match reached.await {
-            Ok(conversation) => conversation,
-            Err(error) => return Err((error, meeting.if_usable())),
-        };
         match self.introduce(service, point, &meeting, introducing).await {
             Ok(IntroduceStatus::SUCCESS) => {}
             Ok(status) => return Err((not_introduced(status), meeting.if_usable())),
@@ -333,6 +381,36 @@ impl Client {
         })
     }
 
+    /// A circuit to an introduction point, by the stem if it can lead there.
+    async fn introduction(
+        &self,
+        point: &IntroductionPoint,
+        stem: Option<Conversation>,
+    ) -> Result<Conversation, Error> {
+        if let Some(stem) = stem.filter(|stem| leads_to(stem.circuit().path(), &point.relay)) {
+            let led_on = timeout(self.config.answer, stem.lead_on(&point.relay)).await;
+            return led_on.unwrap_or_else(|_| Err(failure::late()));
+        }
+        let end = ServiceEnd::Given(&point.relay);
+        self.introducing(end, LastRelay::Strangers).await
+    }
+
+    /// All of such a circuit but the introduction point.
+    async fn stem(&self) -> Result<Conversation, Error> {
+        self.introducing(ServiceEnd::ToCome, LastRelay::ToCome)
+            .await
+    }
+
+    async fn introducing(
+        &self,
+        end: ServiceEnd<'_>,
+        last: LastRelay,
+    ) -> Result<Conversation, Error> {
+        let purpose = ServicePurpose::ClientIntroduction;
+        let path = self.builder.paths().service_path(purpose, end).await?;
+        self.builder.converse(path, last).await
+    }
+
     /// Tells the service where to meet, over a circuit that is for nothing else.
     async fn introduce(
         &self,
@@ -371,6 +449,58 @@ impl Client {
             let doing = "waiting for a relay that knows an onion service";
             Err(Error::new(ErrorKind::TimedOut, doing))
         })
+    }
+}
+
+/// Circuits that were begun before it was known where a service is introduced: to a rendezvous point, and a stem that is led on to an introduction point.
+/// Dropped, they are given up.
+pub struct Prepared {
+    meeting: JoinSet<Result<Meeting, Error>>,
+    stem: JoinSet<Result<Conversation, Error>>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Prepared {
+    fn begin(circuits: &Circuits, place: OwnedSemaphorePermit) -> Self {
+        let (mut meeting, mut stem) = (JoinSet::new(), JoinSet::new());
+        let of = circuits.clone();
+        meeting.spawn(async move { of.rendezvous_point(&[]).await });
+        let of = circuits.clone();
+        stem.spawn(async move { of.stem().await });
+        Self {
+            meeting,
+            stem,
+            _place: place,
+        }
+    }
+
+    /// What has come about and serves. A rendezvous point that introduces to the service does not.
+    async fn of(mut self, service: &KnownService) -> (Option<Meeting>, Option<Conversation>) {
+        let (met, stem) = tokio::join!(self.meeting.join_next(), self.stem.join_next());
+        let introduces = |met: &Meeting| {
+            let points = service.points.iter();
+            let mut keys = points.map(|point| point.relay.keys.ed25519);
+            keys.any(|key| key == met.relay.keys.ed25519)
+        };
+        let met = built(met).filter(|met| !introduces(met));
+        (met.and_then(Meeting::if_usable), built(stem))
+    }
+}
+
+/// What a task has built, if it has.
+fn built<T>(ended: Option<Result<Result<T, Error>, JoinError>>) -> Option<T> {
+    ended?.ok()?.ok()
+}
+
+/// Whether a stem over this path can be led on to a relay: none goes back to where it comes from.
+fn leads_to(path: &[Relay], relay: &Relay) -> bool {
+    let mut before = path.iter().rev().take(2);
+    path.len() < MOST_HOPS && before.all(|one| one.keys.ed25519 != relay.keys.ed25519)
+}
+
+impl fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("onion_service::Prepared")
     }
 }
 
@@ -459,6 +589,20 @@ mod tests {
         let mut points: Vec<_> = (1..=3).map(point).collect();
         failures.put_last(&mut points, now);
         points.iter().map(|point| point.auth_key[0]).collect()
+    }
+
+    #[test]
+    fn a_stem_leads_to_none_of_its_last_two_relays_and_not_beyond_the_longest_path() {
+        let relays = |numbers: &[u8]| -> Vec<_> {
+            let points = numbers.iter().copied().map(point);
+            points.map(|point| point.relay).collect()
+        };
+        let leads = |stem: &[u8], to| leads_to(&relays(stem), &point(to).relay);
+        assert!(leads(&[1, 2, 3], 4));
+        assert!(leads(&[1, 2, 3], 1), "as where the end is given");
+        assert!(!leads(&[1, 2, 3], 2));
+        assert!(!leads(&[1, 2, 3], 3));
+        assert!(!leads(&[1, 2, 3, 4, 5, 6, 7, 8], 9));
     }
 
     #[test]

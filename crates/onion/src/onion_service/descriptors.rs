@@ -119,6 +119,15 @@ impl Descriptors {
         })
     }
 
+    /// Whether how a service is reached is known now, and need not be looked for.
+    pub fn knows(&self, address: &OnionAddress) -> bool {
+        let services = self.0.services.lock();
+        let kept = services
+            .get(address)
+            .and_then(|known| known.1.try_lock().ok());
+        kept.is_some_and(|kept| kept.usable(Instant::now()).is_some())
+    }
+
     /// None of its introduction points leads there: a newer descriptor is looked for when it is asked for again.
     pub async fn failed(&self, address: &OnionAddress, service: &KnownService) {
         let known = self.0.known(address);

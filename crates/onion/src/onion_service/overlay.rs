@@ -74,8 +74,13 @@ impl Reach {
         address: &OnionAddress,
         terms: &Terms,
     ) -> Result<Arc<BuiltCircuit>, Error> {
+        let prepared = if self.descriptors.knows(address) {
+            None
+        } else {
+            self.client.prepare(address.key(), &terms.isolation)
+        };
         let known = self.service(address, terms).await?;
-        let reached = self.client.reach(&known, terms).await;
+        let reached = self.client.reach(&known, prepared, terms).await;
         let Err(error) = reached else {
             return reached;
         };
@@ -89,7 +94,7 @@ impl Reach {
             return Err(error);
         }
         match self.service(address, terms).await {
-            Ok(again) if again != known => self.client.reach(&again, terms).await,
+            Ok(again) if again != known => self.client.reach(&again, None, terms).await,
             _ => Err(error),
         }
     }

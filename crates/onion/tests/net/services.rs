@@ -301,10 +301,66 @@ async fn a_client_reaches_a_service_and_a_mebibyte_goes_both_ways() {
 }
 
 #[tokio::test]
+async fn what_is_begun_while_a_service_is_looked_for_serves_to_reach_it() {
+    let mut scene = Scene::new().await;
+    let known = scene.known();
+    let built = |scene: &Scene| -> u64 {
+        let created = |relay: &Arc<relay::Relay>| relay.counters.created.load(Relaxed);
+        scene.relays.iter().map(created).sum()
+    };
+    let mut more = Vec::new();
+    for n in 0..16 {
+        let terms = token(n);
+        let before = built(&scene);
+        let prepared = scene.client.prepare(&IDENTITY, &terms.isolation);
+        let prepared = prepared.expect("nothing is there yet");
+        // Three relays to the rendezvous point, three that are led on.
+        soon(until(|| built(&scene) == before + 6)).await;
+        let reached = soon(scene.client.reach(&known, Some(prepared), &terms)).await;
+        let circuit = reached.expect("reached");
+        more.push(built(&scene) - before - 6);
+        let (near, far) = soon(async {
+            tokio::join!(scene.client.open_stream(&known, 80, &terms), async {
+                scene.service.accept().await.expect("a request").accept()
+            })
+        })
+        .await;
+        let (mut near, mut far) = (near.expect("opens"), far);
+        echo(&mut near, &mut far, 1_000).await;
+        assert!(
+            scene.client.prepare(&IDENTITY, &terms.isolation).is_none(),
+            "a circuit stands"
+        );
+        drop(circuit);
+    }
+    // The introduction point, and the service's way of four; more where chance had begun with an introduction point.
+    assert_eq!(more.iter().min(), Some(&5), "{more:?}");
+    assert!(
+        more.iter().all(|more| [5, 8, 11].contains(more)),
+        "{more:?}"
+    );
+}
+
+#[tokio::test]
+async fn no_more_is_begun_for_services_that_nobody_has_found_than_there_is_room_for() {
+    let config = ClientConfig {
+        prepared: 2,
+        ..ClientConfig::default()
+    };
+    let scene = Scene::with(ServiceConfig::default(), config).await;
+    let isolation = Terms::default().isolation;
+    let prepare = |n: u8| scene.client.prepare(&[n; 32], &isolation);
+    let (one, _two) = (prepare(1).expect("room"), prepare(2).expect("room"));
+    assert!(prepare(3).is_none());
+    drop(one);
+    assert!(prepare(3).is_some());
+}
+
+#[tokio::test]
 async fn datagrams_go_to_a_service_and_back_and_one_that_has_none_refuses_them() {
     let mut scene = Scene::new().await;
     let (known, terms) = (scene.known(), Terms::default());
-    let circuit = soon(scene.client.reach(&known, &terms)).await;
+    let circuit = soon(scene.client.reach(&known, None, &terms)).await;
     let circuit = circuit.expect("reached");
     let (near, far) = soon(async {
         tokio::join!(
