@@ -355,17 +355,21 @@ impl Circuits {
         }
     }
 
-    /// A circuit to a relay that is none of the introduction points, which waits there.
+    /// A circuit to a relay that is none of the introduction points, if the list has such a one, which waits there.
     async fn rendezvous_point(&self, points: &[IntroductionPoint]) -> Result<Meeting, Error> {
         let avoided: Vec<_> = points
             .iter()
             .map(|point| point.relay.keys.ed25519)
             .collect();
-        let (purpose, end) = (
-            ServicePurpose::ClientRendezvous,
-            ServiceEnd::OtherThan(&avoided),
-        );
-        let path = self.builder.paths().service_path(purpose, end).await?;
+        let (paths, purpose) = (self.builder.paths(), ServicePurpose::ClientRendezvous);
+        let elsewhere = paths.service_path(purpose, ServiceEnd::OtherThan(&avoided));
+        let path = match elsewhere.await {
+            Ok(path) => path,
+            Err(_) => {
+                let anywhere = paths.service_path(purpose, ServiceEnd::OtherThan(&[]));
+                anywhere.await?
+            }
+        };
         let relay = path.last().cloned().ok_or_else(failure::late)?;
         let mut conversation = self.builder.converse(path, LastRelay::Ours).await?;
         let mut cookie = [0; COOKIE];

@@ -589,6 +589,23 @@ async fn an_introduction_point_that_was_only_lost_is_kept_with_its_keys() {
 }
 
 #[tokio::test]
+async fn where_all_relays_are_introduction_points_a_client_waits_at_one_of_them() {
+    let config = ServiceConfig {
+        points: 4,
+        ..ServiceConfig::default()
+    };
+    let mut scene = Scene::with(config, ClientConfig::default()).await;
+    let points = scene.known().points;
+    let is_point = |relay: &path::Relay| {
+        let mut relays = points.iter().map(|point| &point.relay);
+        relays.any(|point| point.keys.ed25519 == relay.keys.ed25519)
+    };
+    scene.paths.relays.lock().retain(is_point);
+    let (mut near, mut far) = scene.stream(&Terms::default()).await;
+    echo(&mut near, &mut far, 1000).await;
+}
+
+#[tokio::test]
 async fn a_service_that_is_gone_is_not_reached_and_the_error_says_that_its_descriptor_is_old() {
     let scene = Scene::new().await;
     let known = scene.known();
