@@ -33,3 +33,12 @@ fn random(bytes: &mut [u8]) {
     // Without randomness no handshake comes about either; there is no circuit whose digests could be guessed.
     debug_assert!(filled.is_ok(), "the system has no randomness");
 }
+
+/// A number that nobody can guess, from 0 up to below `most`.
+fn random_below(most: u32) -> u32 {
+    let mut bytes = [0; 8];
+    random(&mut bytes);
+    // The bias is less than 2^-32.
+    let number = u64::from_be_bytes(bytes) % u64::from(most.max(1));
+    u32::try_from(number).unwrap_or(0)
+}

@@ -26,7 +26,7 @@ use std::{
 use hoplite_crypto::onion::{RelayKeys, identity::stand_in};
 use hoplite_wire::{Protocols, cell::circuit::LinkSpecifier};
 
-use crate::path::Relay;
+use crate::{path::Relay, random_below};
 
 mod client;
 mod descriptors;
@@ -34,6 +34,7 @@ mod directory;
 mod introduction;
 mod overlay;
 mod publisher;
+mod reaching;
 mod room;
 mod service;
 
@@ -114,15 +115,6 @@ fn address(specifier: &LinkSpecifier<'_>) -> Option<SocketAddr> {
 fn unix_time() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
-}
-
-/// A number that nobody can guess, from 0 up to below `most`.
-fn random_below(most: u32) -> u32 {
-    let mut bytes = [0; 8];
-    crate::random(&mut bytes);
-    // The bias is less than 2^-32.
-    let number = u64::from_be_bytes(bytes) % u64::from(most.max(1));
-    u32::try_from(number).unwrap_or(0)
 }
 
 /// In an order that nobody can guess.

@@ -92,7 +92,7 @@ struct Driver {
     links: bool,
     built: Option<oneshot::Sender<Result<(), (Error, usize)>>>,
     idle: Option<Pin<Box<Sleep>>>,
-    /// While it has streams: when it is to be asked for a sign of life.
+    /// While it has streams, or somebody listens to its last relay: when it is to be asked for a sign of life.
     signs: Option<(Signs, Pin<Box<Sleep>>)>,
     config: Config,
     /// How many hops it has, for whoever waits.
@@ -411,7 +411,7 @@ impl Driver {
         {
             match talk.orders.poll_recv(cx) {
                 Poll::Pending => return Ok(()),
-                Poll::Ready(None) => self.talk = None,
+                Poll::Ready(None) => (self.talk, self.signs) = (None, None),
                 Poll::Ready(Some(Order::Say(command, data))) => self.circuit.say(command, &data)?,
                 Poll::Ready(Some(Order::LeadOn(relay))) => self.circuit.lead_on(relay)?,
                 Poll::Ready(Some(Order::Await(state, control))) => {
@@ -545,13 +545,18 @@ impl Driver {
 
     /// Asks for a sign of life if that is due; answers whether there is something to send.
     fn stand_still(&mut self, cx: &mut Context<'_>) -> Result<bool, Error> {
-        if !self.circuit.is_built() || self.shared.lock().streams() == 0 {
+        let listens = self.talk.is_some();
+        if !self.circuit.is_built() || !listens && self.shared.lock().streams() == 0 {
             self.signs = None;
             return Ok(false);
         }
         let now = self.now;
         let (signs, sleep) = self.signs.get_or_insert_with(|| {
-            let signs = Signs::new(now);
+            let signs = if listens {
+                Signs::listening(now, random_pause())
+            } else {
+                Signs::new(now)
+            };
             (signs, Box::pin(sleep_until(signs.due().unwrap_or(now))))
         });
         while let Some(due) = signs.due() {
@@ -713,6 +718,11 @@ impl Builder {
     /// Who chooses paths.
     pub(crate) fn paths(&self) -> &dyn Paths {
         &*self.paths
+    }
+
+    /// How long building a circuit usually takes; zero: none was built yet.
+    pub(crate) fn usual(&self) -> Duration {
+        self.state().times.usual()
     }
 
     /// A circuit over this path, to talk to its last relay about an onion service.
@@ -894,17 +904,27 @@ impl fmt::Debug for Builder {
     }
 }
 
-// When a circuit whose streams stand still is asked for a sign of life: who only receives would not notice that a
-// relay of it is gone. A machine without a clock. tor-spec "Long-range padding": RELAY_DROP.
+// When a circuit that stands still is asked for a sign of life: who only receives would not notice that a relay of it is gone. A machine without a
+// clock. tor-spec "Long-range padding": RELAY_DROP.
 
 /// The pauses before each question, in seconds: 1, 3, 7, 15 and 31 s after something came. Then a circuit that rests is left to rest.
 const PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
+/// The pauses of a circuit whose last relay is listened to, in seconds: these and up to as many more, at random. An introduction point's circuit that
+/// has lost a relay would else wait for clients who never come, as long as nothing else passes that relay.
+const LISTENING: u32 = 8;
 
 /// What has come, and what was asked since.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Signs {
     since: Instant,
     asked: usize,
+    /// All pauses are as long as this.
+    every: Option<Duration>,
+}
+
+fn random_pause() -> Duration {
+    let more = crate::random_below(LISTENING);
+    Duration::from_secs(LISTENING.saturating_add(more).into())
 }
 
 impl Signs {
@@ -913,18 +933,31 @@ impl Signs {
         Self {
             since: now,
             asked: 0,
+            every: None,
+        }
+    }
+
+    /// A circuit whose last relay is listened to: it is asked again and again.
+    pub(super) fn listening(now: Instant, every: Duration) -> Self {
+        let every = Some(every);
+        Self {
+            every,
+            ..Self::new(now)
         }
     }
 
     /// Something came.
     pub(super) fn heard(&mut self, now: Instant) {
-        *self = Self::new(now);
+        (self.since, self.asked) = (now, 0);
     }
 
     /// When the next question is due; nothing: no more are asked until something comes.
     pub(super) fn due(&self) -> Option<Instant> {
-        let pause = PAUSES.get(self.asked)?;
-        Some(self.since + Duration::from_secs(*pause))
+        let pause = self.every.or_else(|| {
+            let pause = PAUSES.get(self.asked)?;
+            Some(Duration::from_secs(*pause))
+        });
+        Some(self.since + pause?)
     }
 
     /// It was asked.
@@ -951,5 +984,17 @@ mod signs_tests {
             assert_eq!(asked, [1, 3, 7, 15, 31]);
             signs.heard(start);
         }
+    }
+
+    #[test]
+    fn a_circuit_whose_last_relay_is_listened_to_is_asked_as_long_as_it_stands() {
+        let (start, every) = (Instant::now(), Duration::from_secs(20));
+        let mut signs = Signs::listening(start, every);
+        for n in 1..=9 {
+            assert_eq!(signs.due(), Some(start + every * n));
+            signs.ask(start + every * n);
+        }
+        signs.heard(start);
+        assert_eq!(signs.due(), Some(start + every));
     }
 }

@@ -58,6 +58,13 @@ impl BuildTimes {
         self.limit
     }
 
+    /// How long one takes in the middle of all that were built; zero: none was.
+    pub fn usual(&self) -> Duration {
+        let mut built: Vec<Duration> = self.times.iter().flatten().copied().collect();
+        built.sort_unstable();
+        built.get(built.len() / 2).copied().unwrap_or_default()
+    }
+
     /// How long it may take before it is not even measured any more.
     pub fn patience(&self) -> Duration {
         self.patience

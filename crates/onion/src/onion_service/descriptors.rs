@@ -38,7 +38,7 @@ pub struct DescriptorsConfig {
     pub asked: usize,
     /// The time that each of them may take, with the circuit to it.
     pub answer: Duration,
-    /// One that had nothing new is not asked again for so long.
+    /// One that had nothing new is not asked again for so long; twice as long after each time that the service was looked for.
     pub in_vain: Duration,
     /// A service is looked for so often at most …
     pub lookups: usize,
@@ -57,8 +57,8 @@ impl Default for DescriptorsConfig {
         Self {
             asked: 6,
             answer: Duration::from_secs(30),
-            in_vain: Duration::from_secs(30),
-            lookups: 4,
+            in_vain: Duration::from_secs(5),
+            lookups: 5,
             within: Duration::from_secs(120),
             at_once: 8,
             services: 256,
@@ -112,7 +112,10 @@ impl Descriptors {
         let known = inner.known(&address);
         let looking = tokio::spawn(async move {
             let mut kept = known.lock().await;
-            inner.found(&address, &mut kept).await
+            match kept.usable(Instant::now()) {
+                Some(service) => Ok(service),
+                None => inner.look(&address, &mut kept).await,
+            }
         });
         looking.await.unwrap_or_else(|error| {
             Err(Error::new(ErrorKind::Bug, "looking for an onion service").caused_by(error))
@@ -128,10 +131,24 @@ impl Descriptors {
         kept.is_some_and(|kept| kept.usable(Instant::now()).is_some())
     }
 
-    /// None of its introduction points leads there: a newer descriptor is looked for when it is asked for again.
-    pub async fn failed(&self, address: &OnionAddress, service: &KnownService) {
-        let known = self.0.known(address);
-        known.lock().await.failed(service);
+    /// How it is reached by a descriptor that it has made since, where the introduction points of `known` lead to nobody. `None`: no HSDir that can be
+    /// asked has one, or it was looked for too often.
+    pub async fn newer(
+        &self,
+        address: &OnionAddress,
+        known: &KnownService,
+    ) -> Option<Arc<KnownService>> {
+        let (inner, address) = (Arc::clone(&self.0), *address);
+        let (service, known) = (inner.known(&address), known.clone());
+        let looking = tokio::spawn(async move {
+            let mut kept = service.lock().await;
+            match kept.usable(Instant::now()) {
+                // Somebody else has looked for it meanwhile.
+                Some(newer) if *newer != known => Some(newer),
+                _ => inner.look(&address, &mut kept).await.ok(),
+            }
+        });
+        looking.await.ok().flatten()
     }
 }
 
@@ -151,24 +168,6 @@ impl Inner {
         Arc::clone(&known.1)
     }
 
-    async fn found(
-        &self,
-        address: &OnionAddress,
-        kept: &mut Kept,
-    ) -> Result<Arc<KnownService>, Error> {
-        if let Some(service) = kept.usable(Instant::now()) {
-            return Ok(service);
-        }
-        let looked_for = if kept.may_look(Instant::now(), &self.config) {
-            self.look(address, kept).await
-        } else {
-            let doing = "looking for the descriptor of an onion service once more (try later)";
-            Err(Error::new(ErrorKind::PathFailed, doing).because(Reason::Limit))
-        };
-        // One whose points have failed is better than none: they may be back.
-        looked_for.or_else(|error| kept.last_resort(Instant::now()).ok_or(error))
-    }
-
     async fn look(
         &self,
         address: &OnionAddress,
@@ -178,6 +177,13 @@ impl Inner {
         let placed = self.directory.looked_for(address)?;
         let key = address.blinded(placed.period);
         let mut hsdirs = kept.unasked(&placed, Instant::now());
+        if hsdirs.is_empty() {
+            return Err(not_found());
+        }
+        if !kept.may_look(Instant::now(), &self.config) {
+            let doing = "looking for the descriptor of an onion service once more (try later)";
+            return Err(Error::new(ErrorKind::PathFailed, doing).because(Reason::Limit));
+        }
         shuffle(&mut hsdirs);
         let mut last = not_found();
         for hsdir in hsdirs.iter().take(self.config.asked) {
@@ -213,7 +219,7 @@ impl Inner {
         };
         let now = unix_time();
         let signed = SignedDescriptor::parse(&text, DESCRIPTOR, now).map_err(unusable)?;
-        if !kept.is_news(&signed) {
+        if !kept.is_news(&signed, Instant::now()) {
             return Err(not_found());
         }
         let subcredential = address.subcredential(key);
@@ -298,24 +304,12 @@ struct Kept {
 struct KeptDescriptor {
     read: Read,
     until: Instant,
-    has_failed: bool,
 }
 
 impl Kept {
-    fn last_resort(&self, now: Instant) -> Option<Arc<KnownService>> {
+    fn usable(&self, now: Instant) -> Option<Arc<KnownService>> {
         let kept = self.descriptor.as_ref().filter(|kept| now < kept.until);
         kept.map(|kept| Arc::clone(&kept.read.service))
-    }
-
-    fn usable(&self, now: Instant) -> Option<Arc<KnownService>> {
-        let has_failed = self.descriptor.as_ref().is_none_or(|kept| kept.has_failed);
-        self.last_resort(now).filter(|_| !has_failed)
-    }
-
-    fn failed(&mut self, service: &KnownService) {
-        if let Some(kept) = &mut self.descriptor {
-            kept.has_failed |= *kept.read.service == *service;
-        }
     }
 
     /// Whether it may be looked for now; then it counts as that.
@@ -338,20 +332,21 @@ impl Kept {
     }
 
     fn note(&mut self, hsdir: &Relay, now: Instant, config: &DescriptorsConfig) {
-        self.in_vain
-            .insert(hsdir.keys.ed25519, now + config.in_vain);
+        let before = u32::try_from(self.lookups.len().saturating_sub(1)).unwrap_or(u32::MAX);
+        let pause = config
+            .in_vain
+            .saturating_mul(2_u32.saturating_pow(before))
+            .min(config.within);
+        self.in_vain.insert(hsdir.keys.ed25519, now + pause);
     }
 
-    /// An HSDir may give an old one, of which nobody may be made to use the points again; where the kept one's have failed, the same is as good as none.
-    fn is_news(&self, signed: &SignedDescriptor) -> bool {
-        self.is_newer(&signed.key(), signed.revision())
-    }
-
-    fn is_newer(&self, key: &BlindedKey, revision: u64) -> bool {
+    /// An HSDir may give an old one, of which nobody may be made to use the points again; while the same may be used, it is no news.
+    fn is_news(&self, signed: &SignedDescriptor, now: Instant) -> bool {
         let of_the_key = self.descriptor.as_ref();
-        let of_the_key = of_the_key.filter(|kept| kept.read.key == *key);
+        let of_the_key = of_the_key.filter(|kept| kept.read.key == signed.key());
         of_the_key.is_none_or(|kept| {
-            revision > kept.read.revision || revision == kept.read.revision && !kept.has_failed
+            let revision = signed.revision();
+            revision > kept.read.revision || revision == kept.read.revision && now >= kept.until
         })
     }
 
@@ -368,7 +363,6 @@ impl Kept {
         self.descriptor = Some(KeptDescriptor {
             read,
             until: Instant::now() + lasts,
-            has_failed: false,
         });
         service
     }

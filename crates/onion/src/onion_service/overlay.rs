@@ -7,7 +7,7 @@ use hoplite_crypto::onion::service_keys::OnionAddress;
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms};
 use hoplite_wire::{Host, Target, special};
 
-use super::{Client, Descriptors, KnownService};
+use super::{Client, Descriptors};
 use crate::client::BuiltCircuit;
 
 /// What services are reached by.
@@ -39,7 +39,13 @@ impl ServicesOverlay {
     }
 
     async fn open(&self, name: &str, port: u16, terms: &Terms) -> Result<Stream, Error> {
-        let (reach, circuit) = self.circuit(name, terms).await?;
+        let (reach, address) = self.reach(name)?;
+        let circuit = reach.circuit(&address, terms).await?;
+        let opening = (reach.client).open_soon((address.key(), &circuit), port, terms);
+        if let Some(stream) = opening.await? {
+            return Ok(stream);
+        }
+        let circuit = reach.circuit(&address, terms).await?;
         reach.client.open_on(&circuit, port, terms).await
     }
 
@@ -49,22 +55,19 @@ impl ServicesOverlay {
         port: u16,
         terms: &Terms,
     ) -> Result<Box<dyn Datagrams>, Error> {
-        let (reach, circuit) = self.circuit(name, terms).await?;
+        let (reach, address) = self.reach(name)?;
+        let circuit = reach.circuit(&address, terms).await?;
         reach.client.open_datagrams_on(&circuit, port, terms).await
     }
 
-    async fn circuit(
-        &self,
-        name: &str,
-        terms: &Terms,
-    ) -> Result<(&Reach, Arc<BuiltCircuit>), Error> {
+    /// What the service of this name is reached by, and its address.
+    fn reach(&self, name: &str) -> Result<(&Reach, OnionAddress), Error> {
         let address = address(name)?;
         let Some(reach) = &self.reach else {
             let doing = "reaching an onion service without a list of the relays that keep its descriptor: it needs [directory]";
             return Err(Error::new(ErrorKind::Unsupported, doing));
         };
-        let circuit = reach.circuit(&address, terms).await?;
-        Ok((reach, circuit))
+        Ok((reach, address))
     }
 }
 
@@ -79,33 +82,10 @@ impl Reach {
         } else {
             self.client.prepare(address.key(), &terms.isolation)
         };
-        let known = self.service(address, terms).await?;
-        let reached = self.client.reach(&known, prepared, terms).await;
-        let Err(error) = reached else {
-            return reached;
-        };
-        let kinds = [ErrorKind::PathFailed, ErrorKind::TimedOut];
-        if !kinds.contains(&error.kind()) || error.reason() == Some(Reason::Limit) {
-            return Err(error);
-        }
-        // It may be introduced elsewhere by now.
-        self.descriptors.failed(address, &known).await;
-        if error.kind() == ErrorKind::TimedOut {
-            return Err(error);
-        }
-        match self.service(address, terms).await {
-            Ok(again) if again != known => self.client.reach(&again, None, terms).await,
-            _ => Err(error),
-        }
-    }
-
-    async fn service(
-        &self,
-        address: &OnionAddress,
-        terms: &Terms,
-    ) -> Result<Arc<KnownService>, Error> {
         let looking = self.descriptors.service(address);
-        terms.run("looking for an onion service", looking).await
+        let known = terms.run("looking for an onion service", looking).await?;
+        let newer = || self.descriptors.newer(address, &known);
+        self.client.reach(&known, prepared, newer, terms).await
     }
 }
 

@@ -28,10 +28,9 @@ use tokio::{
 };
 
 use super::{
-    IntroductionPoint, Service, directory::Destination, directory::ServiceDirectory, random_below,
-    unix_time,
+    IntroductionPoint, Service, directory::Destination, directory::ServiceDirectory, unix_time,
 };
-use crate::path::Relay;
+use crate::{path::Relay, random_below};
 
 /// Bounds and times of publishing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -39,7 +39,6 @@ use tokio::{
 use super::{
     IntroductionPoint, SENDME_INCREMENT,
     introduction::{Life, Verdict},
-    random_below,
     room::{Place, Room},
 };
 use crate::{
@@ -53,6 +52,7 @@ use crate::{
     failure,
     flow_control::Control,
     path::{Paths, Relay, ServiceEnd, ServicePurpose},
+    random_below,
     relay::Bucket,
 };
 

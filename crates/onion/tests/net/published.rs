@@ -21,7 +21,10 @@ use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Terms};
 use hoplite_testing::{Double, soon, until};
 use hoplite_wire::Target;
 use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    sync::watch,
+};
 
 use crate::services::Scene;
 
@@ -139,11 +142,11 @@ async fn nothing_else_is_found(overlay: &ServicesOverlay) {
     assert_eq!(reason, Some(Reason::NameNotFound));
 }
 
-#[tokio::test]
-async fn a_service_is_found_by_its_name_also_in_the_next_period_and_no_exit_hears_a_name_below_onion()
- {
-    let (mut scene, tell) =
-        Scene::without_subcredentials(ServiceConfig::default(), ClientConfig::default()).await;
+/// The scene's service, published at four HSDirs, one of which refuses at first; its address.
+async fn published(
+    scene: &Scene,
+    tell: watch::Sender<Vec<[u8; 32]>>,
+) -> (Arc<Shelves>, OnionAddress) {
     let identity = ServiceIdentity::generate().expect("a key");
     let address = identity.address();
     let hsdirs: Vec<_> = scene.paths.relays.lock()[..4].to_vec();
@@ -154,7 +157,6 @@ async fn a_service_is_found_by_its_name_also_in_the_next_period_and_no_exit_hear
         kept: Mutex::default(),
         refuses: Mutex::new(refuses),
     });
-    let directory = || Arc::clone(&shelves) as Arc<dyn ServiceDirectory>;
     let config = PublisherConfig {
         pause: std::time::Duration::from_millis(20),
         look: std::time::Duration::from_millis(50),
@@ -163,7 +165,7 @@ async fn a_service_is_found_by_its_name_also_in_the_next_period_and_no_exit_hear
     let publisher = Publisher::new(
         identity,
         Vec::new(),
-        directory(),
+        Arc::clone(&shelves) as Arc<dyn ServiceDirectory>,
         &scene.service,
         tell,
         config,
@@ -173,6 +175,28 @@ async fn a_service_is_found_by_its_name_also_in_the_next_period_and_no_exit_hear
     let all_told = published.wait_for(|it| it.told == 8 && it.hsdirs == 8);
     let points = soon(all_told).await.expect("published").points;
     assert_eq!(points, 3);
+    (shelves, address)
+}
+
+/// What a client reaches it by.
+fn reach(scene: &Scene, shelves: &Arc<Shelves>, config: ClientConfig) -> Reach {
+    let directory = Arc::clone(shelves) as Arc<dyn ServiceDirectory>;
+    Reach {
+        client: scene.another_client(config),
+        descriptors: Descriptors::new(
+            directory,
+            ClientKeys::default(),
+            DescriptorsConfig::default(),
+        ),
+    }
+}
+
+#[tokio::test]
+async fn a_service_is_found_by_its_name_also_in_the_next_period_and_no_exit_hears_a_name_below_onion()
+ {
+    let (mut scene, tell) =
+        Scene::without_subcredentials(ServiceConfig::default(), ClientConfig::default()).await;
+    let (shelves, address) = published(&scene, tell).await;
     assert_eq!(
         [20_000, 20_001].map(|number| shelves.have(&address, number)),
         [4, 4],
@@ -184,14 +208,7 @@ async fn a_service_is_found_by_its_name_also_in_the_next_period_and_no_exit_hear
         assert!(!is_service, "an exit hears of a service");
         Box::pin(async { Err(Error::new(ErrorKind::Forbidden, "the exit was asked")) })
     });
-    let reach = Reach {
-        client: scene.second_client(),
-        descriptors: Descriptors::new(
-            directory(),
-            ClientKeys::default(),
-            DescriptorsConfig::default(),
-        ),
-    };
+    let reach = reach(&scene, &shelves, ClientConfig::default());
     let overlay = ServicesOverlay::new(Arc::new(exit), Some(reach));
     for number in [20_000, 20_001] {
         *shelves.first.lock() = number;
@@ -231,4 +248,30 @@ async fn without_a_list_of_relays_a_name_below_onion_is_refused_and_no_exit_hear
     let error = opened.expect_err("no list");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("[directory]"), "{error}");
+}
+
+/// It may be gone, and nobody has missed it yet.
+#[tokio::test]
+async fn a_stream_that_a_service_does_not_answer_is_asked_for_over_another_circuit() {
+    let (mut scene, tell) =
+        Scene::without_subcredentials(ServiceConfig::default(), ClientConfig::default()).await;
+    let (shelves, address) = published(&scene, tell).await;
+    let config = ClientConfig {
+        silent: std::time::Duration::from_millis(20),
+        ..ClientConfig::default()
+    };
+    let reach = reach(&scene, &shelves, config);
+    let overlay = ServicesOverlay::new(Arc::new(Double::nothing()), Some(reach));
+    let (name, terms) = (target(&address.to_string()), Terms::default());
+    let (opened, ()) = soon(async {
+        tokio::join!(overlay.open_stream(&name, &terms), async {
+            let unanswered = scene.service.accept().await.expect("a request");
+            let again = scene.service.accept().await.expect("another");
+            let clients = scene.service.watch().state().expect("it lives").clients;
+            assert_eq!(clients, 2, "each over a circuit of its own");
+            drop((again.accept(), unanswered));
+        })
+    })
+    .await;
+    drop(opened.expect("opens"));
 }

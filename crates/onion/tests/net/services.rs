@@ -144,10 +144,10 @@ impl Scene {
     }
 
     /// Another client.
-    pub(crate) fn second_client(&self) -> Client {
+    pub(crate) fn another_client(&self, config: ClientConfig) -> Client {
         let paths = Arc::clone(&self.paths) as Arc<dyn Paths>;
         let dialer = self.net.dialer(None);
-        Client::new(dialer, paths, &Config::default(), ClientConfig::default())
+        Client::new(dialer, paths, &Config::default(), config)
     }
 
     async fn is_introduced(&self, points: usize) {
@@ -316,7 +316,8 @@ async fn what_is_begun_while_a_service_is_looked_for_serves_to_reach_it() {
         let prepared = prepared.expect("nothing is there yet");
         // Three relays to the rendezvous point, three that are led on.
         soon(until(|| built(&scene) == before + 6)).await;
-        let reached = soon(scene.client.reach(&known, Some(prepared), &terms)).await;
+        let newer = || std::future::ready(None);
+        let reached = soon(scene.client.reach(&known, Some(prepared), newer, &terms)).await;
         let circuit = reached.expect("reached");
         more.push(built(&scene) - before - 6);
         let (near, far) = soon(async {
@@ -360,7 +361,12 @@ async fn no_more_is_begun_for_services_that_nobody_has_found_than_there_is_room_
 async fn datagrams_go_to_a_service_and_back_and_one_that_has_none_refuses_them() {
     let mut scene = Scene::new().await;
     let (known, terms) = (scene.known(), Terms::default());
-    let circuit = soon(scene.client.reach(&known, None, &terms)).await;
+    let circuit = soon(
+        scene
+            .client
+            .reach(&known, None, || std::future::ready(None), &terms),
+    )
+    .await;
     let circuit = circuit.expect("reached");
     let (near, far) = soon(async {
         tokio::join!(
@@ -884,4 +890,62 @@ async fn a_client_believes_nobody_who_has_not_the_services_key() {
     let (opened, ()) =
         soon(async { tokio::join!(scene.client.open_stream(&silent, 80, &terms), lie) }).await;
     assert_eq!(opened.expect_err("a liar").kind(), ErrorKind::PathFailed);
+}
+
+impl Scene {
+    /// An introduction point that is told of clients and tells nobody; it lasts as long as the circuit.
+    async fn silent_point(&self) -> (IntroductionPoint, Raw) {
+        let at = self.elsewhere();
+        let key = hoplite_crypto::SigningKey::generate().expect("a key");
+        let mut listening = self.raw(&at).await;
+        let asked = hoplite_crypto::onion::introduction::establish(&key, None, &listening.nonce);
+        listening
+            .say(RelayCommand::ESTABLISH_INTRO, 0, &asked)
+            .await;
+        let Heard::Message(1, RelayCommand::INTRO_ESTABLISHED, ..) = listening.hear().await else {
+            panic!("not established");
+        };
+        let point = IntroductionPoint {
+            relay: at,
+            auth_key: key.public(),
+            enc_key: self.points.borrow()[0].enc_key,
+        };
+        (point, listening)
+    }
+
+    /// Streams of so many clients that know nothing but this, and who else may know; each hurries.
+    async fn reached(&self, clients: u8, known: &KnownService, newer: Option<KnownService>) {
+        let config = ClientConfig {
+            hurry: Duration::from_millis(20),
+            ..ClientConfig::default()
+        };
+        for _ in 0..clients {
+            let client = self.another_client(config);
+            let newer = || std::future::ready(newer.clone().map(Arc::new));
+            let reached = soon(client.reach(known, newer, &Terms::default())).await;
+            assert!(reached.expect("reached").is_usable());
+        }
+    }
+}
+
+/// A service that has lost its circuit there, or is gone.
+#[tokio::test]
+async fn where_a_service_does_not_come_it_is_asked_for_over_the_next_point_beside() {
+    let scene = Scene::new().await;
+    let (silent, _listening) = scene.silent_point().await;
+    let mut known = scene.known();
+    known.points.truncate(1);
+    known.points.push(silent);
+    // Each begins with the silent one as likely as not.
+    scene.reached(8, &known, None).await;
+}
+
+#[tokio::test]
+async fn where_a_service_does_not_come_a_newer_descriptor_leads_to_it() {
+    let scene = Scene::new().await;
+    let (silent, _listening) = scene.silent_point().await;
+    let now = scene.known();
+    let mut old = now.clone();
+    old.points = vec![silent];
+    scene.reached(1, &old, Some(now)).await;
 }

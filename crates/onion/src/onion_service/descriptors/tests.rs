@@ -147,10 +147,12 @@ impl Scene {
         known.points[0].relay.keys.ed25519[0]
     }
 
-    async fn failed(&self) {
+    /// The same of a newer descriptor, as it leads nowhere; nothing: there is none.
+    async fn newer(&self) -> Option<u8> {
         let known = self.look().await.expect("kept");
         let address = self.identity.address();
-        self.descriptors.failed(&address, &known).await;
+        let newer = self.descriptors.newer(&address, &known).await?;
+        Some(newer.points[0].relay.keys.ed25519[0])
     }
 }
 
@@ -193,6 +195,36 @@ async fn a_service_that_nobody_has_is_looked_for_at_all_hsdirs_and_then_not_for_
     assert_eq!(scene.point().await, 9);
 }
 
+/// Who has just started is found soon, and who is down is not asked for all the time.
+#[tokio::test(start_paused = true)]
+async fn hsdirs_that_have_nothing_are_asked_again_after_longer_and_longer_pauses() {
+    let scene = Scene::new();
+    let mut asked = Vec::new();
+    for second in 0..125 {
+        assert!(scene.look().await.is_err());
+        if !scene.shelf.asked().is_empty() {
+            asked.push(second);
+        }
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(asked, [0, 5, 15, 35, 75]);
+}
+
+/// All whose introduction is in vain ask at once.
+#[tokio::test(start_paused = true)]
+async fn a_newer_descriptor_that_somebody_has_found_meanwhile_is_everybodys() {
+    let scene = Scene::new();
+    scene.shelf.has(1, &text(&scene.identity, 7, 5, &[]));
+    let old = scene.look().await.expect("found");
+    (1..=6).for_each(|n| scene.shelf.has(n, &text(&scene.identity, 9, 6, &[])));
+    assert_eq!(scene.newer().await, Some(9));
+    scene.shelf.asked();
+    let address = scene.identity.address();
+    let newer = scene.descriptors.newer(&address, &old).await;
+    assert_eq!(newer, scene.look().await.ok());
+    assert_eq!(scene.shelf.asked(), []);
+}
+
 #[tokio::test(start_paused = true)]
 async fn when_the_points_fail_a_newer_descriptor_is_looked_for_and_an_older_one_never_taken() {
     let scene = Scene::new();
@@ -200,18 +232,19 @@ async fn when_the_points_fail_a_newer_descriptor_is_looked_for_and_an_older_one_
     (1..=6).for_each(|n| scene.shelf.has(n, &first));
     assert_eq!(scene.point().await, 7);
     scene.shelf.asked();
-    scene.failed().await;
     // An older one, of an HSDir that would have an old point used.
     let older = text(&scene.identity, 6, 4, &[]);
     (1..=5).for_each(|n| scene.shelf.has(n, &older));
-    assert_eq!(scene.point().await, 7, "the last one is better than none");
+    assert_eq!(scene.newer().await, None);
     assert_eq!(scene.shelf.asked(), [1, 2, 3, 4, 5, 6]);
-    tokio::time::advance(DescriptorsConfig::default().in_vain).await;
+    assert_eq!(scene.point().await, 7, "the last one is better than none");
+    assert_eq!(scene.newer().await, None);
+    assert_eq!(scene.shelf.asked(), [], "not so soon");
+    tokio::time::advance(2 * DescriptorsConfig::default().in_vain).await;
     scene.shelf.has(5, &text(&scene.identity, 9, 6, &[]));
-    assert_eq!(scene.point().await, 9);
-    let before = scene.shelf.asked().len();
+    assert_eq!(scene.newer().await, Some(9));
+    assert!(scene.shelf.asked().len() <= 6);
     assert_eq!((scene.point().await, scene.shelf.asked()), (9, Vec::new()));
-    assert!(before <= 6);
 }
 
 #[tokio::test(start_paused = true)]
@@ -222,10 +255,10 @@ async fn a_service_whose_points_fail_all_the_time_is_not_looked_for_all_the_time
     (1..=6).for_each(|n| scene.shelf.has(n, &same));
     let mut asked = 0;
     for second in 0..240 {
-        if second > 0 {
-            scene.failed().await;
-        }
         assert_eq!(scene.point().await, 7);
+        if second > 0 {
+            assert_eq!(scene.newer().await, None);
+        }
         asked += scene.shelf.asked().len();
         tokio::time::advance(Duration::from_secs(1)).await;
     }
