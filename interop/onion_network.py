@@ -162,15 +162,19 @@ class OnionNetwork(Lab):
         said = self["service"].call(HOPLITE, "status", "--json", "--run-dir", self.folder / "run-service", "--name", "client").stdout.decode()
         return json.loads(said)["services"] if said.startswith("{") else []
 
-    def are_published(self):
-        """Whether all services have their introduction points, and all HSDirs that are to have their descriptors have them."""
+    def are_introduced(self):
+        """Whether all services have their introduction points."""
         services = self.services()
-        return bool(services) and all(len(one["introduction_points"]) == 3 and one["told"] == one["hsdirs"] > 0 for one in services)
+        return bool(services) and all(len(one["introduction_points"]) == 3 for one in services)
+
+    def are_published(self):
+        """Whether all HSDirs that are to have their descriptors have them, too."""
+        return self.are_introduced() and all(one["told"] == one["hsdirs"] > 0 for one in self.services())
 
     def heals(self):
-        """Until all relays are listed and all services published: relays that come back have no descriptors, and no circuits."""
+        """Until all relays are listed and all services introduced."""
         wait_for("a list of all relays", self.is_whole, 90)
-        wait_for("the services to be published", self.are_published, 120)
+        wait_for("all introduction points", self.are_introduced, 120)
 
     # --- who has which role ----------------------------------------------------------------------------------------------------------------
 
