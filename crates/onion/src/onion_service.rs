@@ -44,6 +44,7 @@ pub use directory::{Destination, DirectoryCircuits, Placed, ServiceDirectory};
 pub use introduction::{Life, Verdict};
 pub use overlay::{Reach, ServicesOverlay};
 pub use publisher::{Published, Publisher, PublisherConfig};
+pub use reaching::Prepared;
 pub use service::{Counters, Service, ServiceConfig, ServiceState, ServiceWatch, StreamRequest};
 
 /// DATA cells that one SENDME of ours acknowledges on a circuit with congestion control: what a service's descriptor says (`flow-control`).

@@ -922,7 +922,7 @@ impl Scene {
         for _ in 0..clients {
             let client = self.another_client(config);
             let newer = || std::future::ready(newer.clone().map(Arc::new));
-            let reached = soon(client.reach(known, newer, &Terms::default())).await;
+            let reached = soon(client.reach(known, None, newer, &Terms::default())).await;
             assert!(reached.expect("reached").is_usable());
         }
     }
