@@ -244,6 +244,8 @@ impl fmt::Debug for ClientLayers {
 
 #[cfg(test)]
 mod tests {
+    use std::{hint::black_box, time::Instant};
+
     use proptest::prelude::*;
     use zeroize::Zeroizing;
 
@@ -388,5 +390,60 @@ mod tests {
         moves(&relays);
         assert_eq!(format!("{client:?}"), "ClientLayers(2 hops)");
         assert_eq!(format!("{:?}", relays[1]), "RelayLayer(hidden)");
+    }
+
+    // What a cell costs with either kind: `cargo test --release -p hoplite-crypto speed -- --ignored --nocapture`. It measures and asserts nothing.
+
+    const WAYS: [&str; 5] = [
+        "a relay passes a cell on",
+        "a relay passes a cell back",
+        "a client passes a cell on",
+        "a relay says a cell, the client hears it",
+        "a client says a cell, the relay hears it",
+    ];
+
+    /// Nanoseconds for each cell of a thousand.
+    fn cost(mut one: impl FnMut(&mut [u8; BODY])) -> f64 {
+        let mut body = [1; BODY];
+        let start = Instant::now();
+        for _ in 0..1_000 {
+            one(black_box(&mut body));
+        }
+        start.elapsed().as_secs_f64() * 1e6
+    }
+
+    fn costs(crypto: RelayCrypto) -> [f64; WAYS.len()] {
+        let (mut client, mut relays) = circuit(&[crypto; 2]);
+        let relay = &mut relays[0];
+        let on = cost(|body| assert_eq!(relay.forward(EARLY, body), None));
+        let back = cost(|body| relay.backward(body));
+        let client_on = cost(|body| client.0[0].forward(EARLY, body));
+        let (mut client, mut relays) = circuit(&[crypto]);
+        let relay = &mut relays[0];
+        let heard_back = cost(|body| {
+            let said = relay.originate(body);
+            assert_eq!(client.decrypt(body), Some((0, said)));
+        });
+        let heard_forth = cost(|body| {
+            let said = client.encrypt_for(0, EARLY, body);
+            assert_eq!(relay.forward(EARLY, body), said);
+        });
+        [on, back, client_on, heard_back, heard_forth]
+    }
+
+    #[test]
+    #[ignore = "it measures: run it alone, in release"]
+    fn speed() {
+        let mut least = [[f64::INFINITY; 2]; WAYS.len()];
+        for _ in 0..500 {
+            let (tor1, cgo) = (costs(RelayCrypto::Tor1), costs(RelayCrypto::Cgo));
+            for (least, now) in least.iter_mut().zip(tor1.into_iter().zip(cgo)) {
+                *least = [least[0].min(now.0), least[1].min(now.1)];
+            }
+        }
+        println!("{:42} tor1   CGO  CGO/tor1", "nanoseconds, at best");
+        for (what, [tor1, cgo]) in WAYS.iter().zip(least) {
+            println!("{what:41} {tor1:5.0} {cgo:5.0} {:9.2}", cgo / tor1);
+        }
     }
 }

@@ -1,12 +1,7 @@
-use std::hint::black_box;
-
 use proptest::prelude::*;
 use shake::{ExtendableOutput, Shake256, Update, XofReader};
 
-use super::{
-    super::testing::{hex, speed_of},
-    *,
-};
+use super::{super::testing::hex, *};
 
 const RELAY: Command = Command::RELAY;
 
@@ -289,35 +284,4 @@ fn nothing_of_a_layer_is_printed() {
         format!("{:?}{:?}", circuit.client[0], circuit.relays[0]),
         "cgo::ClientLayer(hidden)cgo::RelayLayer(hidden)"
     );
-}
-
-// How fast the layers are beside those of `tor1`: `cargo test --release -p hoplite-crypto speed -- --ignored --nocapture --test-threads 1`. It measures
-// and asserts nothing.
-
-fn report(what: &str, one: impl FnMut(&mut [u8; BODY])) {
-    speed_of(&format!("CGO: {what}"), any_body(1), one);
-}
-
-#[test]
-#[ignore = "it measures: run it alone, in release"]
-fn speed() {
-    let mut circuit = Circuit::of(3);
-    let mut relay = Circuit::of(1).relays.remove(0);
-    report("a relay passes a cell back", |body| {
-        relay.backward(RELAY, body);
-    });
-    report("a relay passes a cell on", |body| {
-        black_box(relay.forward(RELAY, body));
-    });
-    report("a relay says a cell", |body| {
-        black_box(relay.originate(RELAY, body));
-    });
-    report("a client makes a cell for three hops", |body| {
-        black_box(circuit.encrypt_for(2, RELAY, body));
-    });
-    let mut circuit = Circuit::of(3);
-    report("the same, and three relays read it", |body| {
-        circuit.encrypt_for(2, RELAY, body);
-        assert!(circuit.forward(0, RELAY, body).is_some());
-    });
 }

@@ -1,5 +1,3 @@
-use std::hint::black_box;
-
 use aws_lc_rs::cipher::{AES_128, EncryptingKey, EncryptionContext, UnboundCipherKey};
 use proptest::prelude::*;
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
@@ -10,7 +8,7 @@ use hoplite_wire::cell::{Command, relay::SendmeTag};
 use super::{
     super::{
         layers::{ClientLayers, MAX_HOPS},
-        testing::{bytes, speed_of},
+        testing::bytes,
     },
     *,
 };
@@ -428,33 +426,4 @@ proptest! {
         stream(&body).read(&mut cell);
         prop_assert_eq!(circuit.client.decrypt(&mut cell), None);
     }
-}
-
-// How fast the layers are: `cargo test --release -p hoplite-crypto speed -- --ignored --nocapture`. It measures and asserts nothing.
-
-fn report(what: &str, one: impl FnMut(&mut [u8; BODY])) {
-    speed_of(what, message(1), one);
-}
-
-#[test]
-#[ignore = "it measures: run it alone, in release"]
-fn speed() {
-    let mut circuit = Circuit::of(3);
-    let mut relay = RelayLayer::of(&Keys::of(&keys_of(0))).expect("a layer");
-    report("a relay passes a cell back", |body| relay.backward(body));
-    report("a relay passes a cell on", |body| {
-        black_box(relay.forward(body));
-    });
-    report("a relay says a cell", |body| {
-        black_box(relay.originate(body));
-    });
-    report("a client makes a cell for three hops", |body| {
-        black_box(circuit.client.encrypt_for(2, Command::RELAY, body));
-    });
-    // Its relays have read none of the cells that the first one made.
-    let mut circuit = Circuit::of(3);
-    report("the same, and three relays read it", |body| {
-        circuit.client.encrypt_for(2, Command::RELAY, body);
-        assert!(circuit.forward(body).is_some());
-    });
 }
