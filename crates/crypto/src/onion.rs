@@ -29,7 +29,7 @@ pub mod time_period;
 pub mod tor1;
 
 pub use keys::{CircuitNonce, OnionKey, OnionKeys, RelayKeys, Seed};
-pub use secrets::{Secrets, SecretsError};
+pub use secrets::{CertifiedNtor, Secrets, SecretsError};
 
 /// Why a circuit handshake failed. To the other end all of these are one: DESTROY, reason PROTOCOL; nothing more is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

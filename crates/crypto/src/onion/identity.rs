@@ -2,16 +2,17 @@
 //! A peer's certificates are checked by [`verify_responder`] and [`verify_initiator`].
 //! tor-spec, "CERTS cells", "AUTHENTICATE cells"; cert-spec. Times are seconds since 1970, given by the caller.
 //!
-//! Tor's relays have an RSA identity of 1,024 bits beside it. It proves nothing that the Ed25519 identity does not, and it is not made here (see
-//! [`RelayIdentity::with_rsa`]); C tor accepts no relay without.
+//! Tor's relays have an RSA identity of 1,024 bits beside it ([`RelayIdentity::with_rsa_key`]). It proves nothing that the Ed25519 identity does not;
+//! C tor accepts no relay without.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use hoplite_wire::cell::{
     Malformed,
     cert::{CROSS_PREFIX, CertKind, Ed25519Cert, KeyKind, RsaCrossCert, Signed},
     handshake::{CertType, Certs, Ed25519Authentication},
 };
+use rcgen::{CertificateParams, DistinguishedName, DnType, PKCS_RSA_SHA256};
 use ring::{
     digest::{SHA256, digest},
     rand::{SecureRandom, SystemRandom},
@@ -23,7 +24,7 @@ use x509_parser::{
 };
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-use super::rsa::{PublicKey, sha1, sha256};
+use super::rsa::{PublicKey, SecretKey, sha1, sha256};
 use crate::signing::{SigningError, SigningKey, is_signed};
 
 const HOUR: u64 = 3600;
@@ -114,7 +115,11 @@ impl RelayIdentity {
     /// # Errors
     /// See [`SigningError`].
     pub fn renewed(&self, now: u64) -> Result<Self, SigningError> {
-        Self::new(Arc::clone(&self.master), self.rsa.clone(), now)
+        let renewed = Self::new(Arc::clone(&self.master), self.rsa.clone(), now)?;
+        match self.rsa.as_ref().and_then(|rsa| rsa.key.clone()) {
+            Some(key) => renewed.with_rsa_key(key, now),
+            None => Ok(renewed),
+        }
     }
 
     /// Whether half of the signing key's time is over.
@@ -122,8 +127,21 @@ impl RelayIdentity {
         now.saturating_add(SIGNING / 2) >= self.certified_until
     }
 
-    /// The same identity with an RSA identity, which C tor asks for: `certificate` is X.509, signed by itself (type 2), `cross` says that it
-    /// vouches for the Ed25519 identity (type 7). Both are made elsewhere, with OpenSSL for one: the RSA key is not needed online.
+    /// The same identity with the RSA identity of this key, which C tor asks for. Its certificates are made here, and again by
+    /// [`RelayIdentity::renewed`].
+    ///
+    /// # Errors
+    /// See [`SigningError`].
+    pub fn with_rsa_key(&self, key: Arc<SecretKey>, now: u64) -> Result<Self, SigningError> {
+        let rsa = Certified::issue(key, self.master.public(), now)?;
+        Ok(Self {
+            rsa: Some(rsa),
+            ..self.clone()
+        })
+    }
+
+    /// The same identity with an RSA identity whose key is elsewhere: `certificate` is X.509, signed by itself (type 2), `cross` says that it
+    /// vouches for the Ed25519 identity (type 7).
     ///
     /// # Errors
     /// What a peer would find wrong with them.
@@ -180,6 +198,21 @@ impl RelayIdentity {
         self.certs((CertType::ED25519_AUTHENTICATE, key))
     }
 
+    /// The signing key, certified by the identity (type 4). It signs what [`RelayIdentity::sign_for_directory`] gives.
+    pub fn signing_certificate(&self) -> &[u8] {
+        &self.certificate
+    }
+
+    /// Signs a document of Tor's directory with the signing key; it says by its first bytes what it is.
+    pub fn sign_for_directory(&self, document: &[u8]) -> [u8; 64] {
+        self.signing.sign(document)
+    }
+
+    /// The key of the RSA identity, if it is here.
+    pub fn rsa_key(&self) -> Option<&SecretKey> {
+        self.rsa.as_ref()?.key.as_deref()
+    }
+
     /// Signs with the identity itself: a document that says by its first bytes what it is.
     pub fn sign(&self, document: &[u8]) -> [u8; 64] {
         self.master.sign(document)
@@ -207,7 +240,7 @@ impl RelayIdentity {
 }
 
 /// The hour after `now` and `lifetime`, as certificates count.
-fn hours(now: u64, lifetime: u64) -> u32 {
+pub(super) fn hours(now: u64, lifetime: u64) -> u32 {
     let end = now.saturating_add(lifetime).div_ceil(HOUR);
     u32::try_from(end).unwrap_or(u32::MAX)
 }
@@ -456,11 +489,8 @@ impl fmt::Debug for Proof {
     }
 }
 
-// The RSA identity that Tor's relays have beside the Ed25519 one: checked where a peer shows it, carried where an operator gives us one.
+// The RSA identity that Tor's relays have beside the Ed25519 one: checked where a peer shows it, made where its key is here.
 // tor-spec, "CERTS cells" (types 2 and 7); cert-spec, "RSA->Ed25519 cross-certificate".
-//
-// No RSA key is made here and nothing is signed with one: that would need arithmetic in constant time. An operator makes both certificates once: `openssl genrsa 1024`, `openssl req -x509 -sha256`, and `openssl pkeyutl -sign` over the SHA-256 of prefix, key
-// and hours (without `-pkeyopt digest`), which is how the vectors of the tests were made.
 
 /// Bits of the modulus.
 const MODULUS: u64 = 1024;
@@ -485,12 +515,23 @@ pub struct Rsa {
     pub sha256: [u8; 32],
 }
 
-/// Certificates that were checked.
+/// For how long the certificates of an RSA identity are made: they are made again with each signing key.
+const RSA_LIFETIME: u64 = 180 * DAY;
+
+/// Who the certificate of an RSA identity is said to be of: nobody goes by it.
+const RSA_SUBJECT: &str = "www.example.net";
+
+/// The last second that certificates are made in: beyond it their dates have no form.
+const LAST_DATE: u64 = 200_000_000_000;
+
+/// Certificates that were checked, or made here.
 #[derive(Clone)]
 struct Certified {
     certificate: Vec<u8>,
     cross: Vec<u8>,
     id: Rsa,
+    /// What they are signed with, if it is here.
+    key: Option<Arc<SecretKey>>,
 }
 
 impl Certified {
@@ -513,6 +554,20 @@ impl Certified {
             certificate,
             cross,
             id,
+            key: None,
+        })
+    }
+
+    /// One's own, made with its key.
+    fn issue(key: Arc<SecretKey>, ed25519: [u8; 32], now: u64) -> Result<Self, SigningError> {
+        Ok(Self {
+            certificate: self_signed(&key, now)?,
+            cross: cross(&key, ed25519, now)?,
+            id: Rsa {
+                id: key.public().id(),
+                sha256: sha256(key.public_der()),
+            },
+            key: Some(key),
         })
     }
 
@@ -525,6 +580,58 @@ impl Certified {
             (CertType::RSA_IDENTITY, self.certificate.clone()),
             (CertType::RSA_CROSS, self.cross.clone()),
         ]
+    }
+}
+
+/// The certificate of type 2. It counts from a day ago, so that clocks need not agree.
+fn self_signed(key: &SecretKey, now: u64) -> Result<Vec<u8>, SigningError> {
+    let day = |at: u64| {
+        let since = Duration::from_secs(at.min(LAST_DATE) / DAY * DAY);
+        rcgen::date_time_ymd(1970, 1, 1) + since
+    };
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params
+        .distinguished_name
+        .push(DnType::CommonName, RSA_SUBJECT);
+    params.not_before = day(now.saturating_sub(DAY));
+    params.not_after = day(now.saturating_add(RSA_LIFETIME));
+    let made = params.self_signed(&X509Signer(key));
+    let made = made.map_err(|_| SigningError::NoRandomness)?;
+    Ok(made.der().to_vec())
+}
+
+/// The certificate of type 7.
+fn cross(key: &SecretKey, ed25519: [u8; 32], now: u64) -> Result<Vec<u8>, SigningError> {
+    let certificate = RsaCrossCert {
+        key: ed25519,
+        expires_hours: hours(now, RSA_LIFETIME),
+    };
+    let mut bytes = Vec::new();
+    certificate.write(&mut bytes);
+    let signature = key.sign(&sha256(&[CROSS_PREFIX, &bytes].concat()))?;
+    RsaCrossCert::write_signature(&signature, &mut bytes);
+    Ok(bytes)
+}
+
+/// Signs X.509 certificates.
+struct X509Signer<'a>(&'a SecretKey);
+
+impl rcgen::PublicKeyData for X509Signer<'_> {
+    fn der_bytes(&self) -> &[u8] {
+        self.0.public_der()
+    }
+
+    fn algorithm(&self) -> &'static rcgen::SignatureAlgorithm {
+        &PKCS_RSA_SHA256
+    }
+}
+
+impl rcgen::SigningKey for X509Signer<'_> {
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
+        let named = [SHA256_PREFIX, &sha256(message)].concat();
+        let signed = self.0.sign(&named);
+        signed.map_err(|_| rcgen::Error::RemoteKeyError)
     }
 }
 

@@ -5,14 +5,23 @@
 use std::{fmt, str::FromStr};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use hoplite_wire::OnionKey as PublicKey;
+use hoplite_wire::{
+    OnionKey as PublicKey,
+    cell::cert::{CertKind, Ed25519Cert, KeyKind},
+};
 use zeroize::Zeroizing;
 
-use super::{OnionKey, OnionKeys, identity::RelayIdentity};
+use super::{
+    OnionKey, OnionKeys,
+    identity::{RelayIdentity, hours},
+    service_keys::Expanded,
+};
 use crate::{SigningError, SigningKey};
 
 /// The first line; nobody takes the file for something public.
 const HEAD: &str = "hoplite-onion-secret 1";
+/// For how many seconds an onion key vouches for the identity: it is told of again long before.
+const NTOR_CROSS: u64 = 30 * 24 * 3600;
 /// The most bytes that a text has.
 const TEXT: usize = 1024;
 
@@ -24,6 +33,17 @@ pub struct Secrets {
     /// When the current onion key was made, in seconds since 1970.
     since: u64,
     last: Option<Zeroizing<[u8; 32]>>,
+}
+
+/// An onion key that vouches for the relay's identity. dir-spec, "ntor-onion-key-crosscert". All of it is public.
+#[derive(Clone, PartialEq, Eq)]
+pub struct CertifiedNtor {
+    /// The onion key.
+    pub public: [u8; 32],
+    /// The identity, certified by the onion key (type 10).
+    pub certificate: Vec<u8>,
+    /// Whether the onion key as one of Ed25519 is a point whose x is negative.
+    pub sign: bool,
 }
 
 /// Why there are no secrets.
@@ -129,6 +149,31 @@ impl Secrets {
         })
     }
 
+    /// The current onion key as Tor's directory is told of it.
+    ///
+    /// # Errors
+    /// [`SecretsError::NoRandomness`]: never, in fact.
+    pub fn certified_ntor(&self, now: u64) -> Result<CertifiedNtor, SecretsError> {
+        let public = self.public()?;
+        let certificate = Ed25519Cert {
+            kind: CertKind::NTOR_CROSS,
+            expires_hours: hours(now, NTOR_CROSS),
+            key_kind: KeyKind::ED25519,
+            key: public.identity,
+            signed_with: None,
+        };
+        let (key, signer) = Expanded::of_x25519(&self.current);
+        let mut bytes = Vec::new();
+        certificate.write(&mut bytes);
+        let signature = key.sign(&signer, &bytes);
+        bytes.extend_from_slice(&signature);
+        Ok(CertifiedNtor {
+            public: public.ntor,
+            certificate: bytes,
+            sign: signer.last().is_some_and(|last| last >> 7 == 1),
+        })
+    }
+
     /// All of it as a text, for a file of its owner.
     pub fn text(&self) -> Zeroizing<String> {
         let encode = |bytes: &[u8; 32]| Zeroizing::new(URL_SAFE_NO_PAD.encode(bytes));
@@ -225,6 +270,12 @@ impl From<SigningError> for SecretsError {
     }
 }
 
+impl fmt::Debug for CertifiedNtor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CertifiedNtor(hidden)")
+    }
+}
+
 impl fmt::Debug for Secrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secrets(hidden)")
@@ -233,7 +284,10 @@ impl fmt::Debug for Secrets {
 
 #[cfg(test)]
 mod tests {
+    use curve25519_dalek::montgomery::MontgomeryPoint;
+
     use super::*;
+    use crate::signing::is_signed;
 
     const NOW: u64 = 1_700_000_000;
 
@@ -245,6 +299,24 @@ mod tests {
             assert_eq!(again.text(), secrets.text());
             assert_eq!(again.public(), secrets.public());
             assert_eq!(again.since(), secrets.since());
+        }
+    }
+
+    /// As whoever reads it from the directory does: the signer is the onion key, turned into one of Ed25519 by its sign.
+    #[test]
+    fn an_onion_key_vouches_for_the_identity_by_a_signature_of_its_own() {
+        for _ in 0..8 {
+            let secrets = Secrets::fresh(NOW).expect("made");
+            let certified = secrets.certified_ntor(NOW).expect("certified");
+            let point = MontgomeryPoint(certified.public).to_edwards(u8::from(certified.sign));
+            let signer = point.expect("on the curve").compress().0;
+            let read = Ed25519Cert::parse(&certified.certificate).expect("a certificate");
+            assert!(is_signed(&signer, read.signed, read.signature));
+            assert_eq!(read.cert.key, secrets.public().expect("a key").identity);
+            assert_eq!(read.cert.kind, CertKind::NTOR_CROSS);
+            assert!(read.cert.expires() >= NOW + 28 * 24 * 3600);
+            let other = Secrets::fresh(NOW).expect("made");
+            assert!(certified != other.certified_ntor(NOW).expect("certified"));
         }
     }
 

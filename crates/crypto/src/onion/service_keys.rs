@@ -34,6 +34,7 @@ const REVISION: &[u8] = b"rev-counter-generation\0";
 /// Seconds for which revisions grow: two of the longest time periods.
 const REVISIONS: u64 = 2 * 14_400 * 60;
 const BLIND_NONCE: &[u8] = b"Derive temporary signing key hash input";
+const OF_X25519: &[u8] = b"Derive high part of ed25519 key from curve25519 key\0";
 /// The base point, as it is written out for the blinding factor.
 const BASE_POINT: &[u8] =
     b"(15112221349535400772501151409588531511454012693041857206046113283949847762202, \
@@ -202,9 +203,36 @@ impl BlindedKey {
 
 /// A secret scalar, and what nonces of signatures are made with: the two halves of what RFC 8032 expands a secret to.
 #[derive(Clone)]
-struct Expanded(Zeroizing<[u8; 64]>);
+pub(super) struct Expanded(Zeroizing<[u8; 64]>);
 
 impl Expanded {
+    /// The Ed25519 key that an X25519 secret is as well, and who signs with it. dir-spec, "Converting a curve25519 public key to an ed25519 public key"
+    /// (its appendix C).
+    pub(super) fn of_x25519(secret: &[u8; 32]) -> (Self, [u8; 32]) {
+        let scalar = Zeroizing::new(clamp_integer(*secret));
+        let nonce = sha512(&[scalar.as_slice(), OF_X25519]);
+        let mut expanded = Zeroizing::new([0; 64]);
+        let (first, second) = expanded.split_at_mut(32);
+        first.copy_from_slice(scalar.as_slice());
+        second.copy_from_slice(nonce.split_at(32).0);
+        let expanded = Self(expanded);
+        let public = EdwardsPoint::mul_base(&expanded.scalar()).compress().0;
+        (expanded, public)
+    }
+
+    /// RFC 8032, §5.1.6; `public` is the public half.
+    pub(super) fn sign(&self, public: &[u8; 32], message: &[u8]) -> [u8; 64] {
+        let nonce = wide_scalar(&[self.nonce(), message]);
+        let point = EdwardsPoint::mul_base(&nonce).compress().0;
+        let challenge = wide_scalar(&[&point, public, message]);
+        let answer = *nonce + *challenge * *self.scalar();
+        let mut signature = [0; 64];
+        let (first, second) = signature.split_at_mut(32);
+        first.copy_from_slice(&point);
+        second.copy_from_slice(answer.as_bytes());
+        signature
+    }
+
     fn halves(&self) -> (&[u8; 32], &[u8; 32]) {
         let halves = self.0.split_first_chunk::<32>();
         let halves = halves.and_then(|(scalar, nonce)| Some((scalar, nonce.try_into().ok()?)));
@@ -326,15 +354,7 @@ impl BlindedSecret {
 
     /// An Ed25519 signature (RFC 8032, §5.1.6) of `message`, whose first bytes must say what kind of message it is.
     pub fn sign(&self, message: &[u8]) -> [u8; 64] {
-        let nonce = wide_scalar(&[self.expanded.nonce(), message]);
-        let point = EdwardsPoint::mul_base(&nonce).compress().0;
-        let challenge = wide_scalar(&[&point, &self.public.0, message]);
-        let answer = *nonce + *challenge * *self.expanded.scalar();
-        let mut signature = [0; 64];
-        let (first, second) = signature.split_at_mut(32);
-        first.copy_from_slice(&point);
-        second.copy_from_slice(answer.as_bytes());
-        signature
+        self.expanded.sign(&self.public.0, message)
     }
 }
 

@@ -388,3 +388,33 @@ fn it_vouches_for_one_ed25519_identity_and_for_its_time() {
     let late = relay.with_rsa(&hex(CERTIFICATE), &hex(CROSS), after).err();
     assert_eq!(late, Some(Why::Expired(CertType::RSA_CROSS)));
 }
+
+#[test]
+fn an_rsa_identity_of_ones_own_key_is_what_peers_believe_and_is_renewed() {
+    let key = Arc::new(SecretKey::generate().expect("made"));
+    let mut relay = relay()
+        .with_rsa_key(Arc::clone(&key), NOW)
+        .expect("certified");
+    let rsa = relay.peer().rsa.expect("an RSA identity");
+    assert_eq!(rsa.id, key.public().id());
+    let year = NOW + 365 * DAY;
+    for now in [NOW, year] {
+        let peer = responder(&relay.responder_certs(&TLS, now), now).expect("believed");
+        assert!(peer == relay.peer() && peer.rsa == Some(rsa));
+        // Of a peer whose clock is behind.
+        responder(&relay.responder_certs(&TLS, now), now - DAY / 2).expect("believed");
+        relay = relay.renewed(year).expect("renewed");
+    }
+}
+
+#[test]
+fn an_rsa_identity_vouches_for_no_other_relay() {
+    let key = Arc::new(SecretKey::generate().expect("made"));
+    let (one, other) = (relay(), relay());
+    let certified = one.with_rsa_key(key, NOW).expect("certified");
+    let mut certs = other.responder_certs(&TLS, NOW);
+    let theirs = certified.responder_certs(&TLS, NOW);
+    let rsa = [CertType::RSA_IDENTITY, CertType::RSA_CROSS];
+    certs.extend(theirs.into_iter().filter(|(kind, _)| rsa.contains(kind)));
+    assert_eq!(responder(&certs, NOW).err(), Some(Why::OtherIdentity));
+}
