@@ -4,7 +4,10 @@
 use bytes::BytesMut;
 use hoplite_wire::cell::{
     Cell, Command, Malformed, Reader,
-    circuit::{ClientExtensions, Create2, Created2, DestroyReason, ServerExtensions},
+    circuit::{
+        ClientExtensions, Create2, CreateFast, Created2, CreatedFast, DestroyReason,
+        ServerExtensions,
+    },
     handshake::{AuthChallenge, Authenticate, Certs, Ed25519Authentication, Netinfo, Versions},
     padding::PaddingNegotiate,
 };
@@ -92,6 +95,16 @@ fn bodies(cell: &Cell) {
                 ServerExtensions::parse,
             );
         })),
+        Command::CREATE_FAST => again(
+            CreateFast::parse(body),
+            |c, out| c.write(out),
+            CreateFast::parse,
+        ),
+        Command::CREATED_FAST => again(
+            CreatedFast::parse(body),
+            |c, out| c.write(out),
+            CreatedFast::parse,
+        ),
         Command::DESTROY => again(
             DestroyReason::parse(body),
             |r, out| r.write(out),

@@ -12,6 +12,7 @@
 
 pub mod cgo;
 pub mod client_authorisation;
+pub mod create_fast;
 pub mod descriptor;
 pub mod hs_ntor;
 pub mod identity;

@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 
 #[cfg(test)]
 pub(super) use self::tests::SMALL_ORDER;
-use super::{Refused, identity::stand_in, layers::RelayCrypto};
+use super::{Refused, create_fast, identity::stand_in, layers::RelayCrypto};
 
 /// What a client knows of a relay when it extends a circuit to it. All of it is public.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -218,9 +218,16 @@ impl fmt::Debug for KeyPair {
 // tor-spec, "KDF-RFC5869"; proposal 332, "Instantiation" (SHAKE256).
 
 /// A secret that only the client and one relay have. It is wiped when dropped and never printed.
-pub struct Seed {
-    kind: Kind,
-    key: Zeroizing<[u8; 32]>,
+pub struct Seed(Expansion);
+
+enum Expansion {
+    /// By a function with a key.
+    Keyed {
+        kind: Kind,
+        key: Zeroizing<[u8; 32]>,
+    },
+    /// KDF-TOR of both halves of CREATE_FAST, behind its first block.
+    KdfTor(Zeroizing<[u8; 2 * create_fast::HALF]>),
 }
 
 /// Which function expands it.
@@ -238,44 +245,65 @@ impl Seed {
     /// `key` is `KEY_SEED`, that is HKDF's PRK; `info` is `m_expand`.
     pub(super) fn rfc5869(key: Zeroizing<[u8; 32]>, info: &'static [u8]) -> Self {
         let kind = Kind::Rfc5869(info);
-        Self { kind, key }
+        Self(Expansion::Keyed { kind, key })
     }
 
     /// `key` is `ntor_key_seed`; the first `skip` bytes are the handshake's own.
     pub(super) fn shake256(key: Zeroizing<[u8; 32]>, tweak: &'static [u8], skip: usize) -> Self {
         let kind = Kind::Shake256 { tweak, skip };
-        Self { kind, key }
+        Self(Expansion::Keyed { kind, key })
     }
 
     /// `key` is `NTOR_KEY_SEED` of a service's handshake, `info` is `m_hsexpand`. rend-spec-v3, "Cryptographic building blocks" (`KDF`).
     pub(super) fn shake256_of(key: Zeroizing<[u8; 32]>, info: &'static [u8]) -> Self {
         let kind = Kind::Shake256Of(info);
-        Self { kind, key }
+        Self(Expansion::Keyed { kind, key })
+    }
+
+    /// `secret` is both halves, the client's first. tor-spec, "KDF-TOR".
+    pub(super) fn kdf_tor(secret: Zeroizing<[u8; 2 * create_fast::HALF]>) -> Self {
+        Self(Expansion::KdfTor(secret))
     }
 
     /// The first bytes of the key stream.
     ///
     /// # Errors
-    /// [`Refused::System`]: more than 8,160 bytes are wanted of HKDF.
+    /// [`Refused::System`]: more than 8,160 bytes are wanted of HKDF, or more than 5,100 of KDF-TOR.
     pub fn fill(&self, out: &mut [u8]) -> Result<(), Refused> {
-        match self.kind {
-            Kind::Rfc5869(info) => {
-                let prk = Prk::new_less_safe(HKDF_SHA256, self.key.as_slice());
+        match &self.0 {
+            Expansion::Keyed { kind, key } => kind.fill(key, out),
+            Expansion::KdfTor(secret) => {
+                for (number, chunk) in (1_usize..).zip(out.chunks_mut(create_fast::HALF)) {
+                    let number = u8::try_from(number).map_err(|_| Refused::System)?;
+                    let block = create_fast::block(secret, number);
+                    chunk.copy_from_slice(block.split_at(chunk.len()).0);
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Kind {
+    fn fill(self, key: &Zeroizing<[u8; 32]>, out: &mut [u8]) -> Result<(), Refused> {
+        match self {
+            Self::Rfc5869(info) => {
+                let prk = Prk::new_less_safe(HKDF_SHA256, key.as_slice());
                 let info = [info];
                 let stream = prk.expand(&info, Length(out.len()));
                 let filled = stream.and_then(|stream| stream.fill(out));
                 filled.map_err(|_| Refused::System)
             }
-            Kind::Shake256 { tweak, skip } => {
-                let mut stream = shake256(tweak, &[self.key.as_slice()]);
+            Self::Shake256 { tweak, skip } => {
+                let mut stream = shake256(tweak, &[key.as_slice()]);
                 let mut skipped = Zeroizing::new(vec![0; skip]);
                 stream.read(&mut skipped);
                 stream.read(out);
                 Ok(())
             }
-            Kind::Shake256Of(info) => {
+            Self::Shake256Of(info) => {
                 let mut state = Shake256::default();
-                state.update(self.key.as_slice());
+                state.update(key.as_slice());
                 state.update(info);
                 state.finalize_xof().read(out);
                 Ok(())
@@ -299,6 +327,11 @@ impl CircuitNonce {
         seed.fill(&mut bytes)?;
         let nonce = bytes.last_chunk().ok_or(Refused::System)?;
         Ok(Self(Zeroizing::new(*nonce)))
+    }
+
+    /// These bytes.
+    pub(super) fn of(bytes: Zeroizing<[u8; 20]>) -> Self {
+        Self(bytes)
     }
 
     pub(super) fn as_bytes(&self) -> &[u8; 20] {

@@ -9,15 +9,15 @@ use std::{
 };
 
 use hoplite_crypto::onion::{
-    CircuitNonce, OnionKeys, Refused,
+    CircuitNonce, OnionKeys, Refused, create_fast,
     layers::{RelayCrypto, RelayLayer},
     ntor, ntor3,
 };
 use hoplite_wire::cell::{
     self, Cell, Command, Malformed,
     circuit::{
-        ClientExtensions, Create2, Created2, DestroyReason, HandshakeType, ServerExtensions,
-        Subprotocol,
+        ClientExtensions, Create2, CreateFast, Created2, CreatedFast, DestroyReason, HandshakeType,
+        ServerExtensions, Subprotocol,
     },
     relay::{Format, SendmeTag},
 };
@@ -94,6 +94,26 @@ impl RelayCircuit {
         Ok((circuit, agreed.control, body))
     }
 
+    /// Answers a CREATE_FAST: the circuit, and CREATED_FAST.
+    ///
+    /// # Errors
+    /// [`Refused::System`].
+    pub fn create_fast(create: CreateFast) -> Result<(Self, Vec<u8>), Refused> {
+        let answer = create_fast::server(&create.0)?;
+        let circuit = Self {
+            layer: RelayLayer::new(&answer.seed, RelayCrypto::Tor1)?,
+            nonce: answer.nonce,
+            early: EARLY,
+        };
+        let created = CreatedFast {
+            half: answer.half,
+            proof: answer.proof,
+        };
+        let mut body = Vec::new();
+        created.write(&mut body);
+        Ok((circuit, body))
+    }
+
     /// How messages between this relay and the client stand in their cells.
     pub fn format(&self) -> Format {
         self.layer.format()
@@ -145,6 +165,58 @@ impl RelayCircuit {
     }
 }
 
+/// How a peer asks for a circuit.
+enum Request {
+    /// CREATE2.
+    Two(Cell),
+    /// CREATE_FAST.
+    Fast(CreateFast),
+}
+
+impl Request {
+    fn of(cell: Cell) -> Result<Self, DestroyReason> {
+        let malformed = |_| DestroyReason::PROTOCOL;
+        match cell.command {
+            Command::CREATE2 => {
+                Create2::parse(&cell.body).map_err(malformed)?;
+                Ok(Self::Two(cell))
+            }
+            Command::CREATE_FAST => {
+                let create = CreateFast::parse(&cell.body).map_err(malformed)?;
+                Ok(Self::Fast(create))
+            }
+            _ => Err(DestroyReason::PROTOCOL),
+        }
+    }
+
+    /// Which cell answers it.
+    fn answered_by(&self) -> Command {
+        match self {
+            Self::Two(_) => Command::CREATED2,
+            Self::Fast(_) => Command::CREATED_FAST,
+        }
+    }
+
+    fn answer(&self, relay: &Relay) -> Made {
+        match self {
+            Self::Two(cell) => {
+                let create = Create2::parse(&cell.body).ok()?;
+                if !relay.is_new(create.data) {
+                    return None;
+                }
+                RelayCircuit::create(&relay.keys(), &create, relay.config.offers).ok()
+            }
+            Self::Fast(create) => {
+                if !relay.is_new(&create.0) {
+                    return None;
+                }
+                let (circuit, body) = RelayCircuit::create_fast(*create).ok()?;
+                Some((circuit, Control::Fixed, body))
+            }
+        }
+    }
+}
+
 /// What is answered to the client's extensions; `None` if they cannot be read, or ask for what is not done here.
 fn negotiate(message: &[u8], offers: Offers, agreed: &mut Agreed) -> Option<Vec<u8>> {
     let asked = ClientExtensions::parse(message).ok()?;
@@ -174,16 +246,16 @@ impl fmt::Debug for RelayCircuit {
     }
 }
 
-// A circuit's two neighbours as it is made: the CREATE2 that a peer sends, and the one that is sent on for it. tor-
+// A circuit's two neighbours as it is made: the CREATE2, or CREATE_FAST, that a peer sends, and the one that is sent on for it. tor-
 // spec "CREATE and CREATED cells", "EXTEND and EXTENDED cells".
 
 /// The circuit to the next relay, and what its CREATED2 said.
 pub(super) type Extended = (channel::CircuitEnds, Vec<u8>);
 
-/// What comes of a CREATE2: the circuit, its flow control, and CREATED2; nothing if it is bad, or a replay.
+/// What comes of it: the circuit, its flow control, and what is answered; nothing if it is bad, or a replay.
 pub(super) type Made = Option<(RelayCircuit, Control, Vec<u8>)>;
 
-/// Waits for CREATE2, and answers it.
+/// Waits for CREATE2 or CREATE_FAST, and answers it.
 pub(super) async fn create(
     back: &mut channel::CircuitEnds,
     relay: &Arc<Relay>,
@@ -191,17 +263,18 @@ pub(super) async fn create(
 ) -> Result<(RelayCircuit, Control), DestroyReason> {
     let receiver = &mut back.receiver;
     let first = timeout(relay.config.patience, poll_fn(|cx| receiver.poll_recv(cx))).await;
-    let cell = match first {
-        Ok(Some(cell)) if cell.command == Command::CREATE2 => cell,
-        Ok(_) => return Err(DestroyReason::PROTOCOL),
+    let request = match first {
+        Ok(Some(cell)) => Request::of(cell)?,
+        Ok(None) => return Err(DestroyReason::PROTOCOL),
         Err(_) => return Err(DestroyReason::TIMEOUT),
     };
-    let made = answer(&mut *back.receiver, cell, relay, requester).await?;
+    let answered_by = request.answered_by();
+    let made = answer(&mut *back.receiver, request, relay, requester).await?;
     let Some((circuit, control, created)) = made else {
         relay.counters.refused.fetch_add(1, Relaxed);
         return Err(DestroyReason::PROTOCOL);
     };
-    let cell = Cell::new(back.id, Command::CREATED2, |body| {
+    let cell = Cell::new(back.id, answered_by, |body| {
         body.extend_from_slice(&created)
     });
     let cell = cell.map_err(|_| DestroyReason::INTERNAL)?;
@@ -212,19 +285,13 @@ pub(super) async fn create(
 /// Has the answer computed. Nothing may come on the circuit meanwhile but its end: then it is not.
 async fn answer(
     receiver: &mut dyn channel::Receiver,
-    cell: Cell,
+    request: Request,
     relay: &Arc<Relay>,
     requester: Requester,
 ) -> Result<Made, DestroyReason> {
-    Create2::parse(&cell.body).map_err(|_| DestroyReason::PROTOCOL)?;
     let of = Arc::clone(relay);
-    let computing = relay.handshakes.compute(requester, move || {
-        let create = Create2::parse(&cell.body).ok()?;
-        if !of.is_new(create.data) {
-            return None;
-        }
-        RelayCircuit::create(&of.keys(), &create, of.config.offers).ok()
-    });
+    let handshakes = &relay.handshakes;
+    let computing = handshakes.compute(requester, move || request.answer(&of));
     tokio::select! {
         biased;
         made = computing => made.map_err(|_| {

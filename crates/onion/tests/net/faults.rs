@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use hoplite_crypto::onion::ntor3;
+use hoplite_crypto::onion::{ntor3, rsa::sha1};
 use hoplite_onion::{
     Config, Onion,
     channel::{self, Channel, Dialer},
@@ -20,7 +20,7 @@ use hoplite_overlay::{ErrorKind, Overlay, Reason, Terms, conformance::Far};
 use hoplite_testing::soon;
 use hoplite_wire::cell::{
     Cell, Command,
-    circuit::{ClientExtensions, Create2, DestroyReason, HandshakeType},
+    circuit::{ClientExtensions, Create2, CreateFast, CreatedFast, DestroyReason, HandshakeType},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -276,6 +276,45 @@ fn skin(world: &World) -> Vec<u8> {
 fn reason(cell: &Cell) -> DestroyReason {
     assert_eq!(cell.command, Command::DESTROY);
     DestroyReason::parse(&cell.body).expect("a reason")
+}
+
+/// As authorities and clients of C tor do, for circuits to a relay's directory.
+#[tokio::test]
+async fn create_fast_makes_a_circuit_of_one_hop_within_the_same_limits() {
+    let world = World::new(Duration::ZERO, Kind::default());
+    let channel = channel(&world).await;
+    let half: [u8; 20] = std::array::from_fn(|at| u8::try_from(at).expect("few"));
+    let (first, mut circuit) = create_fast(&*channel, half).await;
+    let created = CreatedFast::parse(&first.body).expect("an answer");
+    let expected = sha1(&[&half[..], &created.half, &[0]].concat());
+    assert_eq!(created.proof, expected);
+    let nonsense = Cell::new(circuit.id, Command::RELAY, |body| body.extend([7; 509]));
+    send(&mut circuit, nonsense.expect("fits")).await;
+    let ended = answer(&mut circuit).await.expect("an answer");
+    assert_eq!(reason(&ended), DestroyReason::PROTOCOL);
+
+    let (again, _) = create_fast(&*channel, half).await;
+    assert_eq!(reason(&again), DestroyReason::PROTOCOL, "a replay");
+    let counters = &world.relays[0].counters;
+    assert_eq!((count(&counters.created), count(&counters.refused)), (1, 1));
+    let mut limited = 0;
+    for number in 1..1000_u32 {
+        let half = std::array::from_fn(|at| number.to_be_bytes()[at % 4]);
+        let (answer, _) = create_fast(&*channel, half).await;
+        limited += u32::from(answer.command == Command::DESTROY);
+    }
+    assert!(limited > 0, "as many as one likes");
+}
+
+/// The answer to one CREATE_FAST on a fresh circuit.
+async fn create_fast(channel: &dyn Channel, half: [u8; 20]) -> (Cell, channel::CircuitEnds) {
+    let mut circuit = channel.open().await.expect("opens");
+    let cell = Cell::new(circuit.id, Command::CREATE_FAST, |body| {
+        CreateFast(half).write(body);
+    });
+    send(&mut circuit, cell.expect("fits")).await;
+    let answer = answer(&mut circuit).await.expect("an answer");
+    (answer, circuit)
 }
 
 #[tokio::test]

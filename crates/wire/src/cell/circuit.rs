@@ -70,6 +70,19 @@ pub struct Created2<'a> {
     pub data: &'a [u8],
 }
 
+/// CREATE_FAST: the client's half of the keys of a first hop. tor-spec: "CREATE_FAST/CREATED_FAST cells".
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct CreateFast(pub [u8; 20]);
+
+/// CREATED_FAST: the relay's half, and what shows that it has the client's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct CreatedFast {
+    /// The relay's half.
+    pub half: [u8; 20],
+    /// `KH`.
+    pub proof: [u8; 20],
+}
+
 /// EXTENDED2 has the same body as CREATED2.
 pub type Extended2<'a> = Created2<'a>;
 
@@ -121,6 +134,53 @@ impl<'a> Created2<'a> {
     /// Writes the body.
     pub fn write(&self, out: &mut impl BufMut) {
         put(out, self.data);
+    }
+}
+
+impl CreateFast {
+    /// Reads a cell's body; what follows is padding.
+    ///
+    /// # Errors
+    /// [`Malformed`] for what is cut off.
+    pub fn parse(body: &[u8]) -> Result<Self, Malformed> {
+        Input::new(body, "CREATE_FAST").array().map(Self)
+    }
+
+    /// Writes the body without padding.
+    pub fn write(&self, out: &mut impl BufMut) {
+        out.put_slice(&self.0);
+    }
+}
+
+impl CreatedFast {
+    /// Reads a cell's body; what follows is padding.
+    ///
+    /// # Errors
+    /// [`Malformed`] for what is cut off.
+    pub fn parse(body: &[u8]) -> Result<Self, Malformed> {
+        let mut input = Input::new(body, "CREATED_FAST");
+        Ok(Self {
+            half: input.array()?,
+            proof: input.array()?,
+        })
+    }
+
+    /// Writes the body without padding.
+    pub fn write(&self, out: &mut impl BufMut) {
+        out.put_slice(&self.half);
+        out.put_slice(&self.proof);
+    }
+}
+
+impl fmt::Debug for CreateFast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CreateFast(hidden)")
+    }
+}
+
+impl fmt::Debug for CreatedFast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CreatedFast(hidden)")
     }
 }
 
