@@ -13,7 +13,7 @@ use hoplite_wire::{
 };
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::{body::Incoming, client::conn::http1};
+use hyper::{body::Incoming, client::conn::http1, ext::ReasonPhrase};
 use hyper_util::rt::TokioIo;
 
 /// Bytes of an answer that says what is wrong.
@@ -79,6 +79,24 @@ pub async fn upload(
     if let Some(proof) = proof.and_then(|proof| proof.to_string().parse().ok()) {
         request.headers_mut().insert(PROOF, proof);
     }
+    ask(overlay, authority, request, COMPLAINT, limit)
+        .await
+        .map(drop)
+}
+
+/// Hands a relay's documents ([`crate::tor::server_descriptor::sign`]) in to an authority of Tor's, within `limit`. dir-spec "Uploading server
+/// descriptors".
+///
+/// # Errors
+/// [`FetchError`]; a refusal is a [`FetchError::Status`] that says why.
+pub async fn upload_to_tor(
+    overlay: &dyn Overlay,
+    authority: &Target,
+    documents: &str,
+    limit: Duration,
+) -> Result<(), FetchError> {
+    let (host, body) = (authority.to_string(), documents.to_owned());
+    let request = request(Method::POST, &host, "/tor/", body.into());
     ask(overlay, authority, request, COMPLAINT, limit)
         .await
         .map(drop)
@@ -174,19 +192,26 @@ async fn answer(response: Response<Incoming>, most: usize) -> Result<String, Fet
     } else {
         COMPLAINT
     };
+    // C tor says in the status line what is wrong, and nothing behind it.
+    let reason = response.extensions().get::<ReasonPhrase>().cloned();
     let text = text(response.into_body(), most).await;
     match status {
         StatusCode::OK => text,
-        status => Err(FetchError::Status {
-            status: status.as_u16(),
-            complaint: text.ok().filter(|text| is_harmless(text)),
-        }),
+        status => {
+            let reason =
+                reason.and_then(|reason| str::from_utf8(reason.as_bytes()).ok().map(str::to_owned));
+            let mut said = text.ok().into_iter().chain(reason);
+            Err(FetchError::Status {
+                status: status.as_u16(),
+                complaint: said.find(|text| is_harmless(text)),
+            })
+        }
     }
 }
 
 /// Whether a stranger's words can be shown in one line.
 fn is_harmless(text: &str) -> bool {
-    !text.is_empty() && text.chars().all(|c| c == ' ' || c.is_ascii_graphic())
+    (1..=COMPLAINT).contains(&text.len()) && text.chars().all(|c| c == ' ' || c.is_ascii_graphic())
 }
 
 async fn text(body: Incoming, most: usize) -> Result<String, FetchError> {

@@ -25,7 +25,9 @@ mod vanguards;
 pub use authority::Authority;
 pub use check::{Refused, Trust, said_by_holder, sign_descriptor};
 pub use client::{Client, Heard, ListChecker, Offered};
-pub use fetch::{FetchError, PROOF, fetch, fetch_descriptor, publish_descriptor, upload};
+pub use fetch::{
+    FetchError, PROOF, fetch, fetch_descriptor, publish_descriptor, upload, upload_to_tor,
+};
 pub use guards::{Guard, Guards, Suspect};
 pub use hsdirs::{HsDirs, PlacedRing};
 pub use path_bias::{PathBias, Suspicion};

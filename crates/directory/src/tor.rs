@@ -1,5 +1,6 @@
 //! Tor's own directory, so that circuits can go through C tor: a consensus that a majority of known authorities has signed, with the
 //! microdescriptors that it names, as relays. [`fetch_all`] asks a directory for all of it, once; a [`Client`] keeps it and renews it.
+//! A relay of ours tells of itself there by a [`server_descriptor`].
 //! dir-spec "Network status consensus", "Accepting server descriptors", "Client operation". Texts are read by `wire::tor`.
 //!
 //! # Not in this room
@@ -7,6 +8,7 @@
 
 mod client;
 pub(crate) mod positions;
+pub mod server_descriptor;
 #[cfg(test)]
 mod tests;
 

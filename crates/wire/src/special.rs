@@ -64,6 +64,11 @@ pub fn is_or_carries_special(ip: IpAddr) -> bool {
     is_special_purpose(ip) || carried.into_iter().any(is_or_carries_special)
 }
 
+/// The IPv4 networks of [`is_special_purpose`], each with the length of its prefix.
+pub fn ipv4_networks() -> impl Iterator<Item = (Ipv4Addr, u8)> {
+    IPV4.into_iter().map(|(net, len)| (net.into(), len))
+}
+
 /// Whether an address in canonical form is special in itself; what it carries is judged apart.
 pub fn is_special_purpose(ip: IpAddr) -> bool {
     match ip {

@@ -10,10 +10,11 @@ use std::{
 
 use base64::{
     Engine, alphabet,
-    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
+    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig, general_purpose::STANDARD},
 };
 
 pub mod hsdir_request;
+pub mod server_descriptor;
 pub mod service_descriptor;
 
 use crate::{
@@ -193,6 +194,36 @@ impl Item<'_> {
     }
 }
 
+/// Puts a value where there is none yet.
+fn once<T>(place: &mut Option<T>, value: Option<T>, items: &Items<'_>) -> Result<(), Malformed> {
+    match (&place, value) {
+        (None, Some(value)) => {
+            *place = Some(value);
+            Ok(())
+        }
+        (Some(_), _) => Err(items.wrong("what may be there once is there twice")),
+        (None, None) => Err(items.wrong("a value that cannot be read")),
+    }
+}
+
+/// Decimal digits.
+fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().ok()).flatten()
+}
+
+/// Characters in a line of an object.
+const LINE: usize = 64;
+
+fn put_object(label: &str, bytes: &[u8], text: &mut String) {
+    text.push_str(&format!("-----BEGIN {label}-----\n"));
+    for line in STANDARD.encode(bytes).as_bytes().chunks(LINE) {
+        text.extend(line.iter().map(|byte| char::from(*byte)));
+        text.push('\n');
+    }
+    text.push_str(&format!("-----END {label}-----\n"));
+}
+
 fn base64<const N: usize>(text: &str) -> Option<[u8; N]> {
     (text.len() <= N.saturating_mul(2)).then_some(())?;
     BASE64.decode(text).ok()?.try_into().ok()
@@ -200,6 +231,11 @@ fn base64<const N: usize>(text: &str) -> Option<[u8; N]> {
 
 fn encode(bytes: &[u8]) -> String {
     BASE64.encode(bytes)
+}
+
+/// Capital hexadecimal digits.
+fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02X}")).collect()
 }
 
 /// Hexadecimal digits.
@@ -239,6 +275,24 @@ fn seconds(text: &str) -> Option<u64> {
     let hours = days.checked_mul(24)?.checked_add(hours)?;
     let minutes = hours.checked_mul(60)?.checked_add(minutes)?;
     minutes.checked_mul(60)?.checked_add(seconds)
+}
+
+/// The same written, until the year 2200.
+fn date(seconds: u64) -> String {
+    let (mut days, clock) = (seconds / 86_400, seconds % 86_400);
+    let mut year = 1970;
+    while year < 2200 && days >= 365 + u64::from(is_leap(year)) {
+        days -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let leap = u64::from(is_leap(year));
+    let starts = (1..).zip(DAYS_BEFORE_MONTH);
+    let starts = starts.map(|(month, before)| (month, before + u64::from(month > 2) * leap));
+    let month = starts.take_while(|(_, before)| *before <= days).last();
+    let (month, before) = month.unwrap_or((1, 0));
+    let day = days - before + 1;
+    let (hours, minutes, seconds) = (clock / 3600, clock / 60 % 60, clock % 60);
+    format!("{year:04}-{month:02}-{day:02} {hours:02}:{minutes:02}:{seconds:02}")
 }
 
 fn is_leap(year: u64) -> bool {

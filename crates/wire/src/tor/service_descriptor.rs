@@ -9,7 +9,7 @@ use std::{borrow::Cow, fmt};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 
-use super::{Item, Items, base64, encode};
+use super::{Item, Items, base64, encode, number, once, put_object};
 use crate::protocols::includes;
 use crate::{
     cell::circuit::{HandshakeType, LinkSpecifier},
@@ -27,8 +27,6 @@ pub const LIFETIME: u16 = 180;
 
 const CERTIFICATE: &str = "ED25519 CERT";
 const MESSAGE: &str = "MESSAGE";
-/// Characters in a line of an object.
-const LINE: usize = 64;
 
 /// The outer wrapper. No signature has been checked by reading it.
 #[derive(Clone, PartialEq, Eq)]
@@ -394,24 +392,6 @@ impl Point {
     }
 }
 
-/// Puts a value where there is none yet.
-fn once<T>(place: &mut Option<T>, value: Option<T>, items: &Items<'_>) -> Result<(), Malformed> {
-    match (&place, value) {
-        (None, Some(value)) => {
-            *place = Some(value);
-            Ok(())
-        }
-        (Some(_), _) => Err(items.wrong("what may be there once is there twice")),
-        (None, None) => Err(items.wrong("a value that cannot be read")),
-    }
-}
-
-/// Decimal digits.
-fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
-    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-    digits.then(|| text.parse().ok()).flatten()
-}
-
 /// Must have ntor.
 fn handshakes(arguments: &str) -> Option<Vec<HandshakeType>> {
     let words = arguments.split_ascii_whitespace();
@@ -442,15 +422,6 @@ fn plain(plaintext: &[u8]) -> Result<Cow<'_, str>, Malformed> {
     } else {
         format!("{text}\n").into()
     })
-}
-
-fn put_object(label: &str, bytes: &[u8], text: &mut String) {
-    text.push_str(&format!("-----BEGIN {label}-----\n"));
-    for line in STANDARD.encode(bytes).as_bytes().chunks(LINE) {
-        text.extend(line.iter().map(|byte| char::from(*byte)));
-        text.push('\n');
-    }
-    text.push_str(&format!("-----END {label}-----\n"));
 }
 
 /// Keys, and where relays are, stay out of every log.

@@ -1,0 +1,191 @@
+//! What a relay of ours hands in to Tor's authorities: its server descriptor and its extra-info document, each signed by the signing key of its Ed25519
+//! identity and by its RSA identity. dir-spec "Server descriptor format", "Extra-info document format". The texts are `wire::tor`'s.
+
+use hoplite_crypto::{
+    SigningError,
+    onion::{
+        CertifiedNtor,
+        identity::RelayIdentity,
+        rsa::{SecretKey, sha1, sha256},
+    },
+};
+use hoplite_wire::tor::server_descriptor::{
+    About, ED25519_PREFIX, ExtraInfo, ExtraInfoDigests, Keys, ServerDescriptor,
+    put_ed25519_signature, put_rsa_signature,
+};
+
+/// Why there are no signed documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unsigned {
+    /// Tor's authorities list no relay without one.
+    #[error("the key of the RSA identity is not here")]
+    NoRsaIdentity,
+    /// The system has no randomness.
+    #[error(transparent)]
+    Signing(#[from] SigningError),
+}
+
+/// A relay's descriptor, and its extra-info document behind it, as authorities take them in one request.
+///
+/// # Errors
+/// [`Unsigned`].
+pub fn sign(
+    about: About,
+    identity: &RelayIdentity,
+    onion: &CertifiedNtor,
+) -> Result<String, Unsigned> {
+    let signer = Signer {
+        identity,
+        rsa: identity.rsa_key().ok_or(Unsigned::NoRsaIdentity)?,
+    };
+    let keys = signer.keys(onion);
+    let extra_info = ExtraInfo {
+        nickname: about.nickname.clone(),
+        rsa_id: keys.rsa_id,
+        signing: keys.signing.clone(),
+        published: about.published,
+    };
+    let (extra_info, digests) = signer.sign(extra_info.write())?;
+    let descriptor = ServerDescriptor {
+        about,
+        keys,
+        extra_info: Some(digests),
+    };
+    let (mut documents, _) = signer.sign(descriptor.write())?;
+    documents.push_str(&extra_info);
+    Ok(documents)
+}
+
+/// Who signs.
+struct Signer<'a> {
+    identity: &'a RelayIdentity,
+    rsa: &'a SecretKey,
+}
+
+impl Signer<'_> {
+    fn keys(&self, onion: &CertifiedNtor) -> Keys {
+        Keys {
+            ed25519: self.identity.peer().ed25519,
+            signing: self.identity.signing_certificate().to_vec(),
+            rsa_id: self.rsa.public().id(),
+            rsa: self.rsa.public_der().to_vec(),
+            ntor: onion.public,
+            ntor_cross: onion.certificate.clone(),
+            ntor_sign: onion.sign,
+        }
+    }
+
+    /// Both signatures behind a document, and how it is named then.
+    fn sign(&self, mut document: String) -> Result<(String, ExtraInfoDigests), SigningError> {
+        let digest = ed25519_digest(&document);
+        put_ed25519_signature(&self.identity.sign_for_directory(&digest), &mut document);
+        let digest = sha1(document.as_bytes());
+        put_rsa_signature(&self.rsa.sign(&digest)?, &mut document);
+        let digests = ExtraInfoDigests {
+            sha1: digest,
+            sha256: sha256(document.as_bytes()),
+        };
+        Ok((document, digests))
+    }
+}
+
+/// What the Ed25519 signature of a document is over.
+fn ed25519_digest(signed: &str) -> [u8; 32] {
+    sha256([ED25519_PREFIX, signed].concat().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use hoplite_crypto::onion::{Secrets, rsa::PublicKey};
+    use hoplite_wire::{
+        cell::cert::{CertKind, Ed25519Cert},
+        tor::server_descriptor::{Bandwidth, Signed},
+    };
+
+    use super::*;
+
+    const NOW: u64 = 1_795_737_600;
+
+    fn about() -> About {
+        About {
+            nickname: "amber".into(),
+            address: "192.0.2.1:9001".parse().expect("an address"),
+            address_v6: None,
+            bandwidth: Bandwidth {
+                average: 1_000_000,
+                burst: 2_000_000,
+                observed: 0,
+            },
+            platform: "Hoplite 0.2.0 on Linux".into(),
+            published: NOW,
+            uptime: 7,
+            contact: None,
+            protocols: "Link=4-5 Relay=2-4".into(),
+            hsdir: false,
+            exit: vec!["reject *:*".parse().expect("a rule")],
+            exit_v6: None,
+        }
+    }
+
+    /// A relay with an RSA identity, and what it hands in.
+    fn handed_in() -> (RelayIdentity, String) {
+        let secrets = Secrets::fresh(NOW).expect("made");
+        let key = Arc::new(SecretKey::generate().expect("made"));
+        let identity = secrets.identity(NOW).expect("an identity");
+        let identity = identity.with_rsa_key(key, NOW).expect("certified");
+        let onion = secrets.certified_ntor(NOW).expect("certified");
+        let text = sign(about(), &identity, &onion).expect("signed");
+        (identity, text)
+    }
+
+    /// What an authority checks of a server descriptor, with the RSA identity that it names.
+    fn is_right(read: &Signed<'_>, rsa: &PublicKey) -> bool {
+        let certificate = Ed25519Cert::parse(&read.descriptor.keys.signing).expect("a certificate");
+        let master = read.descriptor.keys.ed25519;
+        certificate.cert.kind == CertKind::SIGNING
+            && hoplite_crypto::is_signed(&master, certificate.signed, certificate.signature)
+            && hoplite_crypto::is_signed(
+                &certificate.cert.key,
+                &ed25519_digest(read.ed25519_signed),
+                &read.ed25519_signature,
+            )
+            && rsa.signed(&read.rsa_signature, &sha1(read.rsa_signed.as_bytes()))
+            && read.descriptor.keys.rsa_id == rsa.id()
+    }
+
+    #[test]
+    fn both_identities_sign_all_that_a_relay_says() {
+        let (identity, text) = handed_in();
+        let at = text.find("extra-info amber").expect("a second document");
+        let (descriptor, extra_info) = text.split_at(at);
+        let rsa = identity.rsa_key().expect("a key").public();
+        let read = ServerDescriptor::parse(descriptor).expect("read");
+        assert!(is_right(&read, rsa));
+        assert!(read.descriptor.about == about());
+        let digests = read.descriptor.extra_info.expect("named");
+        assert_eq!(digests.sha256, sha256(extra_info.as_bytes()));
+
+        let (other, _) = handed_in();
+        assert!(!is_right(&read, other.rsa_key().expect("a key").public()));
+        for (said, instead) in [
+            ("router amber", "router ambez"),
+            ("reject *:*", "accept *:*"),
+            ("uptime 7", "uptime 8"),
+        ] {
+            let changed = descriptor.replace(said, instead);
+            let read = ServerDescriptor::parse(&changed).expect("read");
+            assert!(!is_right(&read, rsa), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_relay_without_an_rsa_identity_has_nothing_to_hand_in() {
+        let secrets = Secrets::fresh(NOW).expect("made");
+        let identity = secrets.identity(NOW).expect("an identity");
+        let onion = secrets.certified_ntor(NOW).expect("certified");
+        let refused = sign(about(), &identity, &onion);
+        assert_eq!(refused, Err(Unsigned::NoRsaIdentity));
+    }
+}
