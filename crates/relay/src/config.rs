@@ -34,7 +34,7 @@ pub use hoplite_config::ConfigError;
 pub use hoplite_link::{LinkKind, Pad};
 pub use ip::Ip;
 pub use limits::Limits;
-pub use onion::Onion;
+pub use onion::{Onion, Tor};
 pub use pool::Pool;
 pub use spent_store::SpentStore;
 
@@ -436,6 +436,8 @@ impl Config {
         self.ip.check()?;
         self.onion.check(self.auth.is_closed())?;
         self.directory.check(&self.listen)?;
+        let addresses = self.directory.reached_at(&self.listen);
+        self.onion.check_tor(&self.name, addresses)?;
         crate::serve::handler::Templates::new(&self.masque).map(drop)
     }
 

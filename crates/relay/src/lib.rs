@@ -28,4 +28,4 @@ pub use client_regions::ClientRegions;
 pub use config::{Config, ConfigError};
 pub use handle::{Handle, IssuerKeys, Parts, Rekey, Relay, StartError};
 pub use onion::{Circuits, HsDir, Listed};
-pub use policy::{Rule, RuleError};
+pub use policy::{Rule, RuleError, exit_policy};

@@ -11,7 +11,10 @@ use std::{
     sync::Arc,
 };
 
-use hoplite_wire::{Host, HostName, Target, special};
+use hoplite_wire::{
+    Host, HostName, Target, special,
+    tor::server_descriptor::{EXIT_RULES, ExitRule},
+};
 use ipnet::{IpNet, Ipv6Net};
 
 use crate::{config::Config, host_addresses::HostAddresses};
@@ -258,6 +261,45 @@ fn translated(config: &Config) -> Vec<IpNet> {
     own.chain(published).collect()
 }
 
+/// Where a relay that listens at `listen` connects to, as Tor's directory is told of it, for IPv4: the first rule that fits counts. Names that are refused
+/// cannot be told, nor addresses of this host that the file does not say. dir-spec "Nonterminals in server descriptors" (`exitpattern`).
+pub fn exit_policy(config: &Config, listen: &[SocketAddr]) -> Vec<ExitRule> {
+    let everything = |accepts| ExitRule {
+        accepts,
+        net: None,
+        ports: 1..=u16::MAX,
+    };
+    if !config.is_egress() {
+        return vec![everything(false)];
+    }
+    let here = translated(config).into_iter();
+    let here = here.chain(listen.iter().map(|address| address.ip().into()));
+    let here = here.filter_map(|net| match net {
+        IpNet::V4(net) if !net.addr().is_unspecified() => Some((net.network(), net.prefix_len())),
+        _ => None,
+    });
+    let refused = here.chain(special::ipv4_networks()).map(|net| ExitRule {
+        net: Some(net),
+        ..everything(false)
+    });
+    let denied = config.egress.deny.iter();
+    let allowed = config.egress.allow.iter();
+    let mut rules: Vec<_> = denied.filter_map(|rule| rule.for_tor(false)).collect();
+    rules.extend(listen.iter().filter_map(|address| match address.ip() {
+        IpAddr::V4(ip) if !ip.is_unspecified() => Some(ExitRule {
+            net: Some((ip, 32)),
+            ports: address.port()..=address.port(),
+            ..everything(false)
+        }),
+        _ => None,
+    }));
+    rules.extend(allowed.filter_map(|rule| rule.for_tor(true)));
+    rules.extend(refused);
+    rules.truncate(EXIT_RULES - 1);
+    rules.push(everything(true));
+    rules
+}
+
 /// One entry of `[egress] allow` or `deny`: addresses, a name with what is below it, or a port, as an operator writes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
@@ -320,6 +362,21 @@ impl Rule {
     /// The port, if the rule is about one of all targets: `*:25`.
     pub fn port_everywhere(&self) -> Option<u16> {
         self.port.filter(|_| self.scope == Scope::Everything)
+    }
+
+    /// As Tor's directory is told of it, if it can be.
+    fn for_tor(&self, accepts: bool) -> Option<ExitRule> {
+        let net = match &self.scope {
+            Scope::Everything => None,
+            Scope::Net(IpNet::V4(net)) => Some((net.network(), net.prefix_len())),
+            Scope::Net(IpNet::V6(_)) | Scope::Name { .. } => return None,
+        };
+        let ports = self.port.map_or(1..=u16::MAX, |port| port..=port);
+        Some(ExitRule {
+            accepts,
+            net,
+            ports,
+        })
     }
 
     fn has_port(&self, port: u16) -> bool {

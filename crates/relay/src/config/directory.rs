@@ -59,12 +59,17 @@ impl Default for Directory {
 }
 
 impl Directory {
-    pub(super) fn check(&self, listen: &[SocketAddr]) -> Result<(), ConfigError> {
-        let addresses = if self.addresses.is_empty() {
+    /// Where the relay says that it is reached, of one that listens at `listen`.
+    pub fn reached_at<'a>(&'a self, listen: &'a [SocketAddr]) -> &'a [SocketAddr] {
+        if self.addresses.is_empty() {
             listen
         } else {
             &self.addresses
-        };
+        }
+    }
+
+    pub(super) fn check(&self, listen: &[SocketAddr]) -> Result<(), ConfigError> {
+        let addresses = self.reached_at(listen);
         let is_wild = addresses
             .iter()
             .any(|address| address.ip().is_unspecified());

@@ -1,11 +1,17 @@
 //! `[onion]`: whether the relay carries circuits of Tor's cells beside MASQUE, on the same port number, and how many.
 //! Where circuits may end stands in `[egress]`; see `crate::onion`, and docs/operating.md for what it means to open a relay.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use hoplite_config::above_zero;
 use hoplite_link::LinkKind;
-use hoplite_wire::Protocols;
+use hoplite_wire::{
+    Protocols, Target,
+    tor::{
+        AUTHORITIES,
+        server_descriptor::{NICKNAME, is_contact, is_nickname},
+    },
+};
 use serde::Deserialize;
 
 use super::ConfigError;
@@ -114,6 +120,20 @@ pub struct Onion {
     /// Seconds until a channel without circuits is closed.
     #[serde(deserialize_with = "hoplite_config::seconds")]
     pub idle_channel: Duration,
+    /// Whether it is a relay of a network of Tor's, in the consensus of its authorities.
+    pub tor: Option<Tor>,
+}
+
+/// A network of Tor's, whose authorities are told of the relay.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tor {
+    /// `host:port` of each authority's DirPort, to which the server descriptor is handed in.
+    #[serde(deserialize_with = "hoplite_config::list")]
+    pub authorities: Vec<Target>,
+    /// Who runs the relay, in one line that everybody can read.
+    #[serde(default)]
+    pub contact: Option<String>,
 }
 
 impl Default for Onion {
@@ -161,6 +181,7 @@ impl Default for Onion {
             patience: Duration::from_secs(30),
             unanswered: hoplite_channel::FAILED_DIAL_TTL,
             idle_channel: Duration::from_secs(180),
+            tor: None,
         }
     }
 }
@@ -180,9 +201,73 @@ impl Onion {
         spoken.fold(Protocols::NONE, |all, (one, _)| all | one)
     }
 
+    /// All subprotocols of Tor that it speaks as a relay, as a server descriptor says them; `exit`: it connects to targets. tor-spec "Subprotocol
+    /// versioning". Not among them are TAP (`Relay=1`), padding machines (`Padding=2`) and a directory's documents (`DirCache`).
+    pub fn subprotocols(&self, exit: bool) -> String {
+        let agreed = self.protocols(exit);
+        let (flow, relay) = match (self.congestion_control, agreed.has(Protocols::CGO)) {
+            (false, _) => ("1", "2-4"),
+            (true, false) => ("1-2", "2-4"),
+            (true, true) => ("1-2", "2-6"),
+        };
+        let all = [
+            ("Conflux", agreed.has(Protocols::CONFLUX), "1"),
+            ("Cons", true, "1-2"),
+            ("Desc", true, "1-2"),
+            ("FlowCtrl", true, flow),
+            ("HSDir", self.hsdir, "2"),
+            ("HSIntro", self.services, "4-5"),
+            ("HSRend", self.services, "1-2"),
+            ("Link", true, "4-5"),
+            ("LinkAuth", true, "3"),
+            ("Microdesc", true, "1-2"),
+            ("Relay", true, relay),
+        ];
+        let spoken = all.iter().filter(|(_, spoken, _)| *spoken);
+        let spoken: Vec<_> = spoken
+            .map(|(name, _, versions)| format!("{name}={versions}"))
+            .collect();
+        spoken.join(" ")
+    }
+
     /// Whether channels run over this.
     pub(crate) fn has(&self, carrier: LinkKind) -> bool {
         self.channels.contains(&carrier)
+    }
+
+    /// What the relay says to Tor's authorities must be such that they take it. `name` is the relay's, `addresses` are where it is reached.
+    pub(super) fn check_tor(
+        &self,
+        name: &str,
+        addresses: &[SocketAddr],
+    ) -> Result<(), ConfigError> {
+        let Some(tor) = &self.tor else {
+            return Ok(());
+        };
+        let wrong = |key, problem: &str| Err(ConfigError::new(key, problem));
+        if !self.enabled || !self.has(LinkKind::Tls) {
+            let problem = "relays of Tor's network speak TLS: set onion.enabled = true, with \"tls\" among onion.channels";
+            return wrong("onion.tor", problem);
+        }
+        if !(1..=AUTHORITIES).contains(&tor.authorities.len()) {
+            return wrong("onion.tor.authorities", "expected 1 to 64 authorities");
+        }
+        if tor.contact.as_deref().is_some_and(|text| !is_contact(text)) {
+            let problem = "expected one line of up to 256 printable ASCII characters";
+            return wrong("onion.tor.contact", problem);
+        }
+        if !is_nickname(name) {
+            let problem = format!(
+                "with [onion.tor] the name is a nickname of Tor's: expected 1 to {NICKNAME} letters and digits"
+            );
+            return wrong("name", &problem);
+        }
+        let reached = |address: &&SocketAddr| address.is_ipv4() && !address.ip().is_unspecified();
+        if addresses.iter().find(reached).is_none() {
+            let problem = "with [onion.tor] an IPv4 address is needed at which everybody reaches the relay: `listen` does not say it";
+            return wrong("directory.addresses", problem);
+        }
+        Ok(())
     }
 
     /// `tokens`: whether clients of MASQUE need one.

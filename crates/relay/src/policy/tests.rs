@@ -328,3 +328,44 @@ proptest! {
         drop(text.parse::<Rule>());
     }
 }
+
+proptest! {
+    /// What clients of Tor's network are told is what they find.
+    #[test]
+    fn the_exit_policy_says_of_every_address_what_the_policy_does(
+        target in any::<std::net::SocketAddrV4>().prop_filter("a port", |target| target.port() > 0),
+        near in prop::option::of(prop::sample::select(vec!["10.1.2.3", "10.1.2.4", "127.0.0.1", "5.6.7.8", "192.0.2.7", "8.8.8.8"])),
+        port in prop::option::of(prop::sample::select(vec![25_u16, 80, 4433])),
+    ) {
+        let ip = near.map_or(*target.ip(), |near| near.parse().expect(near));
+        let target = std::net::SocketAddrV4::new(ip, port.unwrap_or(target.port()));
+        let rules = |texts: &[&str]| texts.iter().map(|t| t.parse().expect(t)).collect();
+        let config = Config {
+            egress: Egress {
+                allow: rules(&["10.1.2.0/30", "127.0.0.1:80", "[fd00::]/8", ".corp.internal"]),
+                deny: rules(&["*:25", "8.8.8.0/24", "10.1.2.3:443", "bad.example"]),
+                own: vec!["5.6.7.8/32".parse().expect("a network")],
+                ..Egress::default()
+            },
+            ..Config::default()
+        };
+        let listen: [SocketAddr; 1] = ["127.0.0.1:4433".parse().expect("an address")];
+        let policy = Policy::new(&config, &listen, Arc::new(HostAddresses::only(&[])));
+        let said = exit_policy(&config, &listen);
+        let first = said.iter().find(|rule| rule.fits(target)).expect("the last fits all");
+        prop_assert_eq!(first.accepts, policy.check_address(target.into()).is_ok());
+    }
+}
+
+#[test]
+fn a_relay_without_the_egress_role_tells_that_it_connects_to_nobody() {
+    let config = Config {
+        roles: vec![Role::Ingress],
+        ..Config::default()
+    };
+    let said: Vec<_> = exit_policy(&config, &[])
+        .iter()
+        .map(ExitRule::to_string)
+        .collect();
+    assert_eq!(said, ["reject *:*"]);
+}
