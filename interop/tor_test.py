@@ -1,16 +1,13 @@
 """Our client and relays of ours in one network with C tor: a private one on loopback with authorities of its own, whose consensus we read.
 
-Needs `tor`, `tor-gencert` and `openssl`. Circuits alone, and faults on them, are held against lone relays of C tor by
+Needs `tor` and `tor-gencert`. Circuits alone, and faults on them, are held against lone relays of C tor by
 `cargo test -p hoplite-onion --test c_tor -- --ignored`.
 """
 
-import base64
-import hashlib
 import json
 import pathlib
 import shutil
 import socket
-import struct
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -116,30 +113,11 @@ def consensus(source, identities):
     return ran.returncode, {relay["name"]: relay for relay in relays}, ran.stderr
 
 
-def openssl(folder, *arguments):
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-
-def rsa_identity(folder, onion):
-    """The RSA identity that C tor asks relays for: rsa.crt, signed by itself, and rsa.cross, by which it vouches for the Ed25519 one."""
-    identity = base64.urlsafe_b64decode(onion + "==")[:32]
-    openssl(folder, "genrsa", "-out", "rsa.key", "1024")
-    openssl(folder, "req", "-x509", "-new", "-key", "rsa.key", "-sha256", "-subj", "/CN=www.example.net", "-days", "300",
-            "-outform", "DER", "-out", "rsa.crt")
-    body = identity + struct.pack("!I", int(time.time() + 100 * 86400) // 3600)
-    (folder / "digest").write_bytes(hashlib.sha256(b"Tor TLS RSA/Ed25519 cross-certificate" + body).digest())
-    openssl(folder, "pkeyutl", "-sign", "-inkey", "rsa.key", "-in", "digest", "-out", "signature")
-    signature = (folder / "signature").read_bytes()
-    (folder / "rsa.cross").write_bytes(body + bytes([len(signature)]) + signature)
-
-
 def ours(lab, name, resolver):
     """A relay of ours that C tor accepts; what clients write of it."""
     folder, port = lab.folder / name, free_port()
     keygen = [HOPLITE, "--json", "keygen"]
-    made = json.loads(subprocess.run([*keygen, "--out", folder], check=True, capture_output=True).stdout)
-    rsa_identity(folder, made["onion"])
-    made = json.loads(subprocess.run([*keygen, "--show", folder], check=True, capture_output=True).stdout)
+    made = json.loads(subprocess.run([*keygen, "--rsa", "--out", folder], check=True, capture_output=True).stdout)
     path = lab.folder / f"{name}.toml"
     path.write_text(f'name = "{name}"\nlisten = ["127.0.0.1:{port}"]\nroles = ["ingress", "egress"]\nidentity = "{folder}"\n\n'
                     f'[onion]\nenabled = true\n\n[egress]\nallow = ["127.0.0.0/8"]\nresolver = ["{resolver}"]\n')
@@ -247,8 +225,8 @@ def killed(checks, via, victim, http):
 
 def main():
     checks = Checks("C tor: its relays, its consensus, and ours among them")
-    if not all(map(shutil.which, ("tor", "tor-gencert", "openssl"))):
-        checks.skip("everything", Missing("tor, tor-gencert or openssl is not installed"))
+    if not all(map(shutil.which, ("tor", "tor-gencert"))):
+        checks.skip("everything", Missing("tor or tor-gencert is not installed"))
         checks.done()
     with Lab() as lab:
         targets = lab.targets({"target.test": "127.0.0.1"})

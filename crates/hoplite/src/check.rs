@@ -119,6 +119,12 @@ fn relay(relay: &Relay) -> Meaning {
         format!("leaves by {pools} pool(s) of addresses, by another of them after {renew} s")
     }));
     lines.extend(config.onion.enabled.then(|| served(config)));
+    lines.extend(config.onion.tor.as_ref().map(|tor| {
+        let authorities = tor.authorities.len();
+        format!(
+            "tells {authorities} authorities of Tor's network of itself, over HTTP in the clear"
+        )
+    }));
     lines.push(match config.auth.token.len() {
         0 if config.auth.is_closed() => "serves whoever has private tokens".into(),
         0 => "serves everybody, without a token".into(),

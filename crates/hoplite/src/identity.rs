@@ -7,11 +7,12 @@ use std::{
     io::{self, ErrorKind, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use hoplite_crypto::{
     Identity, NewIdentity, SigningKey,
-    onion::{Secrets, SecretsError, identity::RelayIdentity},
+    onion::{CertifiedNtor, Secrets, SecretsError, identity::RelayIdentity, rsa::SecretKey},
 };
 use hoplite_relay::Circuits;
 use hoplite_wire::OnionKey;
@@ -123,13 +124,15 @@ fn write_beside(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 
 /// The file of the secrets.
 const FILE: &str = "onion.key";
-/// An X.509 certificate of the RSA identity, in DER.
+/// The key of the RSA identity, as C tor names and writes it, so that a relay can move.
+const RSA_KEY: &str = "secret_id_key";
+/// Of an RSA identity whose key is elsewhere: an X.509 certificate, in DER.
 const RSA: &str = "rsa.crt";
-/// What it says of the Ed25519 identity: a certificate of type 7.
+/// And what it says of the Ed25519 identity: a certificate of type 7.
 const CROSS: &str = "rsa.cross";
 
-/// The onion identity on disk, stored again when the onion key was rotated. Where `rsa.crt` and `rsa.cross` are there (made with OpenSSL), the relay has
-/// an RSA identity too, which relays of C tor ask for.
+/// The onion identity on disk, stored again when the onion key was rotated. Where `secret_id_key` is there, or `rsa.crt` and `rsa.cross` (made with
+/// OpenSSL), the relay has an RSA identity too, which relays of C tor ask for.
 #[derive(Clone, Debug)]
 pub(crate) struct Stored {
     directory: PathBuf,
@@ -208,10 +211,15 @@ impl Stored {
     pub(crate) fn identity(&self, now: u64) -> Result<RelayIdentity, Failure> {
         let identity = self.secrets.identity(now);
         let identity = identity.map_err(|error| unmade(&error))?;
-        let (certificate, cross) = (self.directory.join(RSA), self.directory.join(CROSS));
-        if !certificate.exists() && !cross.exists() {
+        if let Some(key) = self.rsa_key()? {
+            let with = identity.with_rsa_key(Arc::new(key), now);
+            return with
+                .map_err(|error| Failure::new("certifying the RSA identity", error, "try again"));
+        }
+        if !self.has_rsa_certificates() {
             return Ok(identity);
         }
+        let (certificate, cross) = (self.directory.join(RSA), self.directory.join(CROSS));
         let read = |path: &Path| {
             fs::read(path).map_err(|error| Failure::file("reading the RSA identity", path, &error))
         };
@@ -224,6 +232,59 @@ impl Stored {
                 "make rsa.crt and rsa.cross again for this onion.key, or remove both",
             )
         })
+    }
+
+    /// The onion key as Tor's directory is told of it.
+    pub(crate) fn certified_ntor(&self, now: u64) -> Result<CertifiedNtor, Failure> {
+        let certified = self.secrets.certified_ntor(now);
+        certified.map_err(|error| unmade(&error))
+    }
+
+    /// Makes the key of an RSA identity, unless there is one.
+    pub(crate) fn make_rsa_key_if_missing(&self) -> Result<(), Failure> {
+        let path = self.directory.join(RSA_KEY);
+        if path.exists() {
+            return Ok(());
+        }
+        if self.has_rsa_certificates() {
+            let doing = format!("making the RSA identity {}", path.display());
+            let remedy = "put its key there (PEM, PKCS #1), or remove rsa.crt and rsa.cross: the relay has another fingerprint then";
+            return Err(Failure::new(
+                doing,
+                "there are certificates of one whose key is elsewhere",
+                remedy,
+            ));
+        }
+        let key = SecretKey::generate()
+            .map_err(|error| Failure::new("making the RSA identity", error, "try again"))?;
+        let text = key.pem();
+        let text = text.map_err(|error| {
+            Failure::new("making the RSA identity", error, "please report this")
+        })?;
+        make_directory(&self.directory)?;
+        write(&path, text.as_bytes(), 0o600)
+    }
+
+    fn has_rsa_certificates(&self) -> bool {
+        [RSA, CROSS]
+            .iter()
+            .any(|file| self.directory.join(file).exists())
+    }
+
+    fn rsa_key(&self) -> Result<Option<SecretKey>, Failure> {
+        let path = self.directory.join(RSA_KEY);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => Zeroizing::new(text),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Failure::file("reading the RSA identity", &path, &error)),
+        };
+        let key = SecretKey::from_pem(&text).map_err(|error| {
+            let doing = format!("reading the RSA identity {}", path.display());
+            let remedy =
+                "restore it from a copy, or remove it: the relay has another fingerprint then";
+            Failure::new(doing, error, remedy)
+        })?;
+        Ok(Some(key))
     }
 
     /// Others from now on, on disk first: what is published must be there after a restart.
@@ -311,6 +372,34 @@ mod onion_tests {
             said.contains("onion.key") && said.contains("line 2"),
             "{said}"
         );
+    }
+
+    #[test]
+    fn an_rsa_identity_is_made_once_for_its_owner_only_and_stays() {
+        let directory = tempfile::tempdir().expect("directory");
+        let stored = Stored::make(directory.path(), NOW).expect("made");
+        let id = || stored.identity(NOW).expect("an identity").peer().rsa;
+        assert!(id().is_none(), "none that nobody has asked for");
+        stored.make_rsa_key_if_missing().expect("made");
+        let first = id().expect("an RSA identity");
+        stored.make_rsa_key_if_missing().expect("there");
+        assert!(id() == Some(first));
+        let path = directory.path().join("secret_id_key");
+        let mode = fs::metadata(&path).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        fs::write(&path, "no key").expect("written");
+        let failed = stored.identity(NOW).expect_err("no key");
+        assert!(failed.to_string().contains("secret_id_key"), "{failed}");
+    }
+
+    #[test]
+    fn certificates_without_their_key_are_not_taken_for_it() {
+        let directory = tempfile::tempdir().expect("directory");
+        let stored = Stored::make(directory.path(), NOW).expect("made");
+        fs::write(directory.path().join(RSA), "a certificate").expect("written");
+        let failed = stored.make_rsa_key_if_missing().expect_err("elsewhere");
+        assert!(failed.to_string().contains("elsewhere"), "{failed}");
+        assert!(!directory.path().join(RSA_KEY).exists());
     }
 
     #[test]

@@ -26,11 +26,14 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DIR", required_unless_present = "show")]
     out: Option<PathBuf>,
     /// Print what clients write of the identity that is in this directory, and make nothing.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "authority", "onion_client", "force"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "authority", "onion_client", "force", "rsa"])]
     show: Option<PathBuf>,
     /// A host name or address for the certificate; may be given several times. Clients go by the pin, not by it.
     #[arg(long, value_name = "NAME")]
     name: Vec<String>,
+    /// Give the identity an RSA identity too, as relays of Tor have it: a fourth file, secret_id_key, which C tor reads as well.
+    #[arg(long, conflicts_with_all = ["authority", "onion_client"])]
+    rsa: bool,
     /// Make the key of a directory authority instead: one file, authority.key; prints its public half.
     #[arg(long, conflicts_with = "name")]
     authority: bool,
@@ -54,7 +57,7 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
             client_key(out, address, options.force, json)
         }
         (None, Some(out)) if options.authority => authority_key(out, options.force, json),
-        (None, Some(out)) => tell(&Made::make(out, &options.name, options.force)?, host, json),
+        (None, Some(out)) => tell(&Made::make(out, options)?, host, json),
         (None, None) => Err(Failure::new(
             "making an identity",
             "no directory is given",
@@ -72,8 +75,9 @@ struct Made {
 }
 
 impl Made {
-    fn make(out: &Path, names: &[String], force: bool) -> Result<Self, Failure> {
-        let new = identity::make(names)?;
+    fn make(out: &Path, options: &Options) -> Result<Self, Failure> {
+        let force = options.force;
+        let new = identity::make(&options.name)?;
         let pin = identity::parse(&new)?.pin();
         let files = identity::store(out, &new, force)?;
         let onion = if force {
@@ -81,6 +85,9 @@ impl Made {
         } else {
             Stored::read_or_make(out, now())
         }?;
+        if options.rsa {
+            onion.make_rsa_key_if_missing()?;
+        }
         let identity = onion.identity(now())?;
         Ok(Self {
             files,

@@ -23,6 +23,7 @@ mod measure;
 mod openid;
 mod portal;
 mod process;
+mod publisher;
 mod relay;
 mod say;
 mod service_keys;

@@ -1,24 +1,18 @@
 //! `hoplite relay`: serves until it is told to stop. SIGTERM and SIGINT drain (a second one stops at once), SIGHUP reads
 //! tokens, certificates and where clients are again, and keeps the old ones if the new are wrong.
 
-use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{path::Path, time::Duration};
 
 use hoplite_crypto::{
-    Certificates, Identity, SigningKey,
+    Identity,
     onion::{Secrets, service_keys::BlindedKey},
 };
-use hoplite_directory::{
-    Client, FetchError, Heard, HsDirs, Refused, Store, said_by_holder, sign_descriptor, upload,
-};
+use hoplite_directory::{Client, Heard, HsDirs, Refused, Store};
 use hoplite_overlay::Direct;
 use hoplite_relay::{
-    Config, Handle, HsDir, Listed, Parts, Rekey, Relay, StartError,
-    config::{PrivateTokens, Role},
+    Config, Handle, HsDir, Listed, Parts, Rekey, Relay, StartError, config::PrivateTokens,
 };
-use hoplite_wire::{
-    Protocols, Target,
-    directory::{Descriptor, Key, List, Ports, Roles, Source, Tokens},
-};
+use hoplite_wire::directory::{Key, List, Source, Tokens};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 use tracing::{error, info, warn};
@@ -30,6 +24,7 @@ use crate::{
     issuer_keys::Keeper,
     measure::testbed::{self, Ready},
     process::{self, Asked, Signals},
+    publisher::{Publisher, tokens_of},
     say::Failure,
 };
 
@@ -92,7 +87,11 @@ fn tell(handle: &Handle) {
 fn onion_of(config: &Config) -> Result<Option<Stored>, Failure> {
     let enabled = config.onion.enabled;
     let stored = enabled.then(|| Stored::read_or_make(&config.identity, now()));
-    stored.transpose()
+    let stored = stored.transpose()?;
+    if let Some(stored) = stored.as_ref().filter(|_| config.onion.tor.is_some()) {
+        stored.make_rsa_key_if_missing()?;
+    }
+    Ok(stored)
 }
 
 /// Only where a directory tells clients of a new key the old one can be given up.
@@ -101,7 +100,7 @@ fn rotation(
     onion: Option<&Stored>,
     handle: &Handle,
 ) -> Result<Option<Rotation>, Failure> {
-    let every = if config.directory.publish.is_empty() {
+    let every = if config.directory.publish.is_empty() && config.onion.tor.is_none() {
         0
     } else {
         config.onion.rotate.as_secs()
@@ -119,7 +118,7 @@ async fn rotate(rotation: Option<Rotation>) {
     }
 }
 
-/// Tells the directory of the relay, if the file says so; never ends.
+/// Tells directories of the relay, if the file says so; never ends.
 async fn publish(publisher: Option<Publisher>) {
     match publisher {
         Some(publisher) => publisher.run().await,
@@ -375,214 +374,12 @@ impl Reader {
 }
 
 /// A random number below `most`.
-fn below(most: u64) -> u64 {
+pub(crate) fn below(most: u64) -> u64 {
     let mut bytes = [0; 8];
     match SystemRandom::new().fill(&mut bytes) {
         Ok(()) => u64::from_le_bytes(bytes) % most.max(1),
         Err(_) => 0,
     }
-}
-
-/// How long an authority may take to answer.
-const UPLOAD_TIMEOUT: Duration = Duration::from_secs(20);
-/// When those are asked again that did not take it.
-const UPLOAD_RETRY_PAUSE: Duration = Duration::from_secs(60);
-
-/// Tells the authorities of the directory what the relay says of itself: at its start, and again and again. The key that signs it is
-/// beside the relay's identity, and made if it is not there: the identity of its circuits, or of a relay without them a key of its own. With it
-/// goes a proof by the TLS key that the relay shows: nobody else can name its pin.
-struct Publisher {
-    key: SigningKey,
-    /// What the relay shows in TLS, as it is replaced.
-    certificates: Arc<Certificates>,
-    descriptor: Descriptor,
-    authorities: Vec<Target>,
-    every: Duration,
-    /// The onion key, as it is rotated.
-    onion: Option<watch::Receiver<[u8; 32]>>,
-    /// Which private tokens it takes, as its file says when it was read last.
-    tokens: watch::Receiver<Option<Tokens>>,
-}
-
-impl Publisher {
-    /// None if the file names no authority. `onion` is what a relay with circuits has stored, `current` tells of its onion key, `tokens` of those that it
-    /// takes.
-    fn of(
-        config: &Config,
-        handle: &Handle,
-        onion: Option<&Stored>,
-        (current, tokens): (
-            Option<watch::Receiver<[u8; 32]>>,
-            watch::Receiver<Option<Tokens>>,
-        ),
-    ) -> Result<Option<Self>, Failure> {
-        let directory = &config.directory;
-        if directory.publish.is_empty() {
-            return Ok(None);
-        }
-        let key = match onion {
-            Some(stored) => identity_key(config, stored)?,
-            None => descriptor_key(config)?,
-        };
-        let certificates = handle.certificates();
-        let mut descriptor = describe(config, handle.addresses(), Key(key.public()));
-        descriptor.pin = certificates.pin().map(Into::into);
-        descriptor.onion = current.as_ref().map(|current| *current.borrow());
-        if descriptor.onion.is_some() {
-            descriptor.hsdir = config.onion.hsdir;
-            descriptor.protocols = config.onion.protocols(descriptor.roles.egress);
-        }
-        descriptor.check().map_err(|error| {
-            let remedy = "correct [directory], or the names of [auth.private_tokens], in its file";
-            Failure::new("describing the relay", error, remedy)
-        })?;
-        Ok(Some(Self {
-            key,
-            certificates,
-            descriptor,
-            authorities: directory.publish.clone(),
-            every: Duration::from_secs(directory.every),
-            onion: current,
-            tokens,
-        }))
-    }
-
-    /// Hands it in until dropped.
-    async fn run(mut self) {
-        info!(identity = %self.descriptor.identity, "the relay is told to the directory");
-        loop {
-            // Each must be later than the one before, also when the clock was set back meanwhile.
-            self.descriptor.published = now().max(self.descriptor.published.saturating_add(1));
-            self.descriptor.pin = self.certificates.pin().map(Into::into);
-            self.descriptor.tokens = self.tokens.borrow_and_update().clone();
-            let missed = self.publish().await;
-            let pause = if missed {
-                UPLOAD_RETRY_PAUSE.min(self.every)
-            } else {
-                self.every
-            };
-            tokio::select! {
-                () = sleep(pause) => {}
-                key = rotated(&mut self.onion) => self.descriptor.onion = Some(key),
-                Ok(()) = self.tokens.changed() => {}
-            }
-        }
-    }
-
-    /// Whether somebody did not take it.
-    async fn publish(&self) -> bool {
-        let signed = match sign_descriptor(self.descriptor.clone(), &self.key) {
-            Ok(signed) => signed,
-            Err(refused) => {
-                warn!("the descriptor cannot be signed: {refused}");
-                return true;
-            }
-        };
-        let Some(proof) = self.certificates.prove(&said_by_holder(&signed)) else {
-            warn!(
-                "the TLS key signs in no way that authorities know: use one of ECDSA, Ed25519 or RSA"
-            );
-            return true;
-        };
-        let overlay = Direct::new();
-        let mut missed = false;
-        for (authority, address) in (1..).zip(&self.authorities) {
-            let answer = upload(&overlay, address, (&signed, Some(&proof)), UPLOAD_TIMEOUT).await;
-            if let Err(error) = answer {
-                missed = true;
-                warn_of(authority, &error);
-            }
-        }
-        missed
-    }
-}
-
-/// The next onion key.
-async fn rotated(onion: &mut Option<watch::Receiver<[u8; 32]>>) -> [u8; 32] {
-    if let Some(onion) = onion
-        && onion.changed().await.is_ok()
-    {
-        return *onion.borrow_and_update();
-    }
-    std::future::pending().await
-}
-
-/// Clients find the identity of a relay's channels in its descriptor, so that one signs the other.
-fn identity_key(config: &Config, stored: &Stored) -> Result<SigningKey, Failure> {
-    let key = stored.signing_key()?;
-    let before = config.identity.join(identity::DESCRIPTOR);
-    if before.exists() && identity::read_secret(&before)?.public() != key.public() {
-        warn!(
-            "the relay is told to the directory by the identity of its circuits from now on, not by the one of {}",
-            identity::DESCRIPTOR
-        );
-    }
-    Ok(key)
-}
-
-/// Without circuits: a key of its own, unless there is an identity for circuits already, which they would be told by later.
-fn descriptor_key(config: &Config) -> Result<SigningKey, Failure> {
-    let path = config.identity.join(identity::DESCRIPTOR);
-    if path.exists() {
-        identity::read_secret(&path)
-    } else {
-        match Stored::read(&config.identity)? {
-            Some(stored) => stored.signing_key(),
-            None => identity::make_secret(&path, false),
-        }
-    }
-}
-
-fn warn_of(authority: usize, error: &FetchError) {
-    warn!(authority, "the relay's descriptor was not taken: {error}");
-}
-
-fn describe(config: &Config, listen: &[SocketAddr], identity: Key) -> Descriptor {
-    let directory = &config.directory;
-    let addresses = if directory.addresses.is_empty() {
-        listen.to_vec()
-    } else {
-        directory.addresses.clone()
-    };
-    let mut family = directory.family.clone();
-    family.sort_unstable();
-    family.dedup();
-    let egress = config.roles.contains(&Role::Egress);
-    let closed: Vec<u16> = config
-        .egress
-        .deny
-        .iter()
-        .filter_map(hoplite_relay::Rule::port_everywhere)
-        .collect();
-    Descriptor {
-        name: config.name.clone(),
-        identity,
-        published: 0,
-        addresses,
-        pin: None,
-        onion: None,
-        roles: Roles {
-            ingress: config.roles.contains(&Role::Ingress),
-            egress,
-        },
-        region: directory.region.clone(),
-        operator: directory.operator.clone(),
-        family,
-        bandwidth: directory.bandwidth,
-        exit: Ports::except(&closed).filter(|_| egress),
-        tokens: tokens_of(config),
-        hsdir: false,
-        protocols: Protocols::NONE,
-    }
-}
-
-/// Which private tokens clients show it.
-fn tokens_of(config: &Config) -> Option<Tokens> {
-    let private = config.auth.private_tokens.as_ref()?;
-    Some(Tokens {
-        issuer: private.issuer.clone(),
-        origin: private.origin.clone(),
-    })
 }
 
 /// For how many seconds the last key is accepted: lists live for hours, clients sleep for days.

@@ -1,0 +1,515 @@
+//! Tells directories of a relay: the authorities of ours (`[directory] publish`) by a descriptor of ours, and those of a network of Tor's (`[onion.tor]`)
+//! by a server descriptor; at its start, when something of it has changed, and again and again. dir-spec "Uploading server descriptors".
+
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use hoplite_crypto::{Certificates, SigningKey};
+use hoplite_directory::{
+    FetchError, said_by_holder, sign_descriptor, tor::server_descriptor, upload, upload_to_tor,
+};
+use hoplite_overlay::Direct;
+use hoplite_relay::{
+    Config, Handle, Rule,
+    config::{Role, Tor},
+    exit_policy,
+};
+use hoplite_wire::{
+    Protocols, Target,
+    directory::{Descriptor, Key, Ports, Roles, Tokens},
+    tor::server_descriptor::{About, Bandwidth},
+};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+use tracing::{info, warn};
+
+use crate::{
+    directory::now,
+    identity::{self, Stored},
+    relay::below,
+    say::Failure,
+};
+
+/// How long an authority may take to answer.
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(20);
+/// When authorities of ours are asked again that did not take it.
+const UPLOAD_RETRY_PAUSE: Duration = Duration::from_secs(60);
+
+/// For so long Tor's authorities keep what a relay has told them at most, and so that not all relays tell at once, up to `TOR_JITTER` earlier.
+const TOR_EVERY: Duration = Duration::from_secs(18 * 3600);
+const TOR_JITTER: Duration = Duration::from_secs(3600);
+/// When those of Tor's authorities are asked again that did not take it: after this, then twice as long each time.
+const TOR_RETRY_PAUSE: Duration = Duration::from_secs(15);
+/// The longest of these pauses.
+const TOR_LONGEST_PAUSE: Duration = Duration::from_secs(3600);
+
+/// What hears of a relay's changes, and tells its directories.
+pub(crate) struct Publisher {
+    ours: Option<OurDirectory>,
+    tor: Option<TorDirectory>,
+    /// The onion key, as it is rotated.
+    onion: Option<watch::Receiver<[u8; 32]>>,
+    /// Which private tokens it takes, as its file says when it was read last.
+    tokens: watch::Receiver<Option<Tokens>>,
+}
+
+impl Publisher {
+    /// None if the file names no authority. `onion` is what a relay with circuits has stored, `current` tells of its onion key, `tokens` of those that it
+    /// takes.
+    pub(crate) fn of(
+        config: &Config,
+        handle: &Handle,
+        onion: Option<&Stored>,
+        (current, tokens): (
+            Option<watch::Receiver<[u8; 32]>>,
+            watch::Receiver<Option<Tokens>>,
+        ),
+    ) -> Result<Option<Self>, Failure> {
+        let ours = OurDirectory::of(config, handle, onion, current.as_ref())?;
+        let tor = config.onion.tor.as_ref();
+        let tor = tor.and_then(|tor| TorDirectory::of(config, tor, handle.addresses()));
+        if ours.is_none() && tor.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            ours,
+            tor,
+            onion: current,
+            tokens,
+        }))
+    }
+
+    /// Tells whoever is to be told, until dropped.
+    pub(crate) async fn run(mut self) {
+        if let Some(ours) = &self.ours {
+            info!(identity = %ours.descriptor.identity, "the relay is told to the directory");
+        }
+        loop {
+            let tokens = self.tokens.borrow_and_update().clone();
+            tokio::join!(
+                publish(&mut self.ours, tokens),
+                publish_to_tor(&mut self.tor)
+            );
+            let ours = self.ours.as_ref().map(|ours| ours.due);
+            let due = ours.into_iter().chain(self.tor.as_ref().map(|tor| tor.due));
+            let due = due.min().unwrap_or_else(Instant::now);
+            tokio::select! {
+                () = sleep_until(due) => {}
+                key = rotated(&mut self.onion) => self.has_onion_key(key),
+                Ok(()) = self.tokens.changed() => {
+                    if let Some(ours) = &mut self.ours {
+                        ours.due = Instant::now();
+                    }
+                }
+            }
+        }
+    }
+
+    fn has_onion_key(&mut self, key: [u8; 32]) {
+        if let Some(ours) = &mut self.ours {
+            ours.descriptor.onion = Some(key);
+            ours.due = Instant::now();
+        }
+        if let Some(tor) = &mut self.tor {
+            tor.handed_in = None;
+            tor.due = Instant::now();
+        }
+    }
+}
+
+async fn publish(ours: &mut Option<OurDirectory>, tokens: Option<Tokens>) {
+    if let Some(ours) = ours.as_mut().filter(|ours| ours.due <= Instant::now()) {
+        ours.publish(tokens).await;
+    }
+}
+
+async fn publish_to_tor(tor: &mut Option<TorDirectory>) {
+    if let Some(tor) = tor.as_mut().filter(|tor| tor.due <= Instant::now()) {
+        tor.publish().await;
+    }
+}
+
+/// The authorities of a directory of ours. The key that signs what they are told is beside the relay's identity, and made if it is not there: the
+/// identity of its circuits, or of a relay without them a key of its own. With it goes a proof by the TLS key that the relay shows: nobody else can
+/// name its pin.
+struct OurDirectory {
+    key: SigningKey,
+    /// What the relay shows in TLS, as it is replaced.
+    certificates: Arc<Certificates>,
+    descriptor: Descriptor,
+    authorities: Vec<Target>,
+    every: Duration,
+    due: Instant,
+}
+
+impl OurDirectory {
+    fn of(
+        config: &Config,
+        handle: &Handle,
+        onion: Option<&Stored>,
+        current: Option<&watch::Receiver<[u8; 32]>>,
+    ) -> Result<Option<Self>, Failure> {
+        let directory = &config.directory;
+        if directory.publish.is_empty() {
+            return Ok(None);
+        }
+        let key = match onion {
+            Some(stored) => identity_key(config, stored)?,
+            None => descriptor_key(config)?,
+        };
+        let certificates = handle.certificates();
+        let mut descriptor = describe(config, handle.addresses(), Key(key.public()));
+        descriptor.pin = certificates.pin().map(Into::into);
+        descriptor.onion = current.map(|current| *current.borrow());
+        if descriptor.onion.is_some() {
+            descriptor.hsdir = config.onion.hsdir;
+            descriptor.protocols = config.onion.protocols(descriptor.roles.egress);
+        }
+        descriptor.check().map_err(|error| {
+            let remedy = "correct [directory], or the names of [auth.private_tokens], in its file";
+            Failure::new("describing the relay", error, remedy)
+        })?;
+        Ok(Some(Self {
+            key,
+            certificates,
+            descriptor,
+            authorities: directory.publish.clone(),
+            every: Duration::from_secs(directory.every),
+            due: Instant::now(),
+        }))
+    }
+
+    async fn publish(&mut self, tokens: Option<Tokens>) {
+        // Each must be later than the one before, also when the clock was set back meanwhile.
+        self.descriptor.published = now().max(self.descriptor.published.saturating_add(1));
+        self.descriptor.pin = self.certificates.pin().map(Into::into);
+        self.descriptor.tokens = tokens;
+        let pause = if self.hand_in().await {
+            UPLOAD_RETRY_PAUSE.min(self.every)
+        } else {
+            self.every
+        };
+        self.due = Instant::now() + pause;
+    }
+
+    /// Whether somebody did not take it.
+    async fn hand_in(&self) -> bool {
+        let signed = match sign_descriptor(self.descriptor.clone(), &self.key) {
+            Ok(signed) => signed,
+            Err(refused) => {
+                warn!("the descriptor cannot be signed: {refused}");
+                return true;
+            }
+        };
+        let Some(proof) = self.certificates.prove(&said_by_holder(&signed)) else {
+            warn!(
+                "the TLS key signs in no way that authorities know: use one of ECDSA, Ed25519 or RSA"
+            );
+            return true;
+        };
+        let overlay = Direct::new();
+        let mut missed = false;
+        for (authority, address) in (1..).zip(&self.authorities) {
+            let answer = upload(&overlay, address, (&signed, Some(&proof)), UPLOAD_TIMEOUT).await;
+            if let Err(error) = answer {
+                missed = true;
+                warn_of(authority, &error);
+            }
+        }
+        missed
+    }
+}
+
+/// The authorities of a network of Tor's.
+struct TorDirectory {
+    /// The directory of the relay's keys: what is told is what is there.
+    identity: PathBuf,
+    about: About,
+    authorities: Vec<Target>,
+    started: Instant,
+    handed_in: Option<HandedIn>,
+    due: Instant,
+}
+
+/// What was signed last.
+struct HandedIn {
+    documents: String,
+    /// The numbers of those who have not taken it.
+    missing: Vec<usize>,
+    /// How often it was tried.
+    tries: u32,
+    /// When other documents are signed.
+    until: Instant,
+}
+
+impl TorDirectory {
+    /// None if the relay has no address that can be told, which its file is refused for.
+    fn of(config: &Config, tor: &Tor, listen: &[SocketAddr]) -> Option<Self> {
+        Some(Self {
+            identity: config.identity.clone(),
+            about: about(config, tor, listen)?,
+            authorities: tor.authorities.clone(),
+            started: Instant::now(),
+            handed_in: None,
+            due: Instant::now(),
+        })
+    }
+
+    async fn publish(&mut self) {
+        let is_old = |one: &HandedIn| one.until <= Instant::now();
+        let mut handed_in = match self.handed_in.take() {
+            Some(handed_in) if !is_old(&handed_in) => handed_in,
+            _ => match self.sign() {
+                Ok(handed_in) => handed_in,
+                Err(failure) => {
+                    warn!("the relay's server descriptor cannot be made: {failure}");
+                    self.due = Instant::now() + TOR_LONGEST_PAUSE;
+                    return;
+                }
+            },
+        };
+        self.hand_in(&mut handed_in).await;
+        self.due = if handed_in.missing.is_empty() {
+            handed_in.until
+        } else {
+            handed_in.until.min(Instant::now() + pause(handed_in.tries))
+        };
+        handed_in.tries = handed_in.tries.saturating_add(1);
+        self.handed_in = Some(handed_in);
+    }
+
+    /// Signs what the relay says of itself now, by the keys that are on disk.
+    fn sign(&mut self) -> Result<HandedIn, Failure> {
+        let stored = Stored::read(&self.identity)?.ok_or_else(|| {
+            let remedy = "restore it from a copy, or start the relay again";
+            Failure::new("reading the onion key", "it is gone", remedy)
+        })?;
+        self.about.published = now().max(self.about.published.saturating_add(1));
+        self.about.uptime = self.started.elapsed().as_secs();
+        let identity = stored.identity(now())?;
+        let onion = stored.certified_ntor(now())?;
+        let documents = server_descriptor::sign(self.about.clone(), &identity, &onion);
+        let documents = documents
+            .map_err(|error| Failure::new("signing the server descriptor", error, "try again"))?;
+        Ok(HandedIn {
+            documents,
+            missing: (0..self.authorities.len()).collect(),
+            tries: 0,
+            until: Instant::now() + lifetime(),
+        })
+    }
+
+    async fn hand_in(&self, handed_in: &mut HandedIn) {
+        let overlay = Direct::new();
+        for number in std::mem::take(&mut handed_in.missing) {
+            let Some(address) = self.authorities.get(number) else {
+                continue;
+            };
+            let authority = number.saturating_add(1);
+            let documents = &handed_in.documents;
+            match upload_to_tor(&overlay, address, documents, UPLOAD_TIMEOUT).await {
+                Ok(()) => info!(
+                    authority,
+                    "an authority of Tor's network has taken the relay's server descriptor"
+                ),
+                Err(error) => {
+                    warn!(
+                        authority,
+                        "the relay's server descriptor was not taken: {error}"
+                    );
+                    handed_in.missing.push(number);
+                }
+            }
+        }
+    }
+}
+
+/// For how long documents are good.
+fn lifetime() -> Duration {
+    let jitter = below(TOR_JITTER.as_secs());
+    TOR_EVERY.saturating_sub(Duration::from_secs(jitter))
+}
+
+/// Before the next try, after `tries` others.
+fn pause(tries: u32) -> Duration {
+    let factor = 2_u32.saturating_pow(tries);
+    TOR_RETRY_PAUSE
+        .saturating_mul(factor)
+        .min(TOR_LONGEST_PAUSE)
+}
+
+/// What a relay says of itself to Tor's authorities.
+fn about(config: &Config, tor: &Tor, listen: &[SocketAddr]) -> Option<About> {
+    let reached = config.directory.reached_at(listen);
+    let address = reached.iter().find_map(|address| match address {
+        SocketAddr::V4(address) => Some(*address),
+        SocketAddr::V6(_) => None,
+    })?;
+    let address_v6 = reached.iter().find_map(|address| match address {
+        SocketAddr::V6(address) => Some(*address),
+        SocketAddr::V4(_) => None,
+    });
+    // What the operator says that it can carry is the one estimate that there is.
+    let bandwidth = config.directory.bandwidth;
+    Some(About {
+        nickname: config.name.clone(),
+        address,
+        address_v6,
+        bandwidth: Bandwidth {
+            average: bandwidth,
+            burst: bandwidth,
+            observed: bandwidth,
+        },
+        platform: format!("Hoplite {} on {}", env!("CARGO_PKG_VERSION"), system()),
+        published: 0,
+        uptime: 0,
+        contact: tor.contact.clone(),
+        protocols: config.onion.subprotocols(config.is_egress()),
+        hsdir: config.onion.hsdir,
+        exit: exit_policy(config, listen),
+        exit_v6: address_v6.and_then(|_| open_ports(config)),
+    })
+}
+
+fn system() -> &'static str {
+    match std::env::consts::OS {
+        "linux" => "Linux",
+        other => other,
+    }
+}
+
+/// The next onion key.
+async fn rotated(onion: &mut Option<watch::Receiver<[u8; 32]>>) -> [u8; 32] {
+    if let Some(onion) = onion
+        && onion.changed().await.is_ok()
+    {
+        return *onion.borrow_and_update();
+    }
+    std::future::pending().await
+}
+
+/// Clients find the identity of a relay's channels in its descriptor, so that one signs the other.
+fn identity_key(config: &Config, stored: &Stored) -> Result<SigningKey, Failure> {
+    let key = stored.signing_key()?;
+    let before = config.identity.join(identity::DESCRIPTOR);
+    if before.exists() && identity::read_secret(&before)?.public() != key.public() {
+        warn!(
+            "the relay is told to the directory by the identity of its circuits from now on, not by the one of {}",
+            identity::DESCRIPTOR
+        );
+    }
+    Ok(key)
+}
+
+/// Without circuits: a key of its own, unless there is an identity for circuits already, which they would be told by later.
+fn descriptor_key(config: &Config) -> Result<SigningKey, Failure> {
+    let path = config.identity.join(identity::DESCRIPTOR);
+    if path.exists() {
+        identity::read_secret(&path)
+    } else {
+        match Stored::read(&config.identity)? {
+            Some(stored) => stored.signing_key(),
+            None => identity::make_secret(&path, false),
+        }
+    }
+}
+
+fn warn_of(authority: usize, error: &FetchError) {
+    warn!(authority, "the relay's descriptor was not taken: {error}");
+}
+
+fn describe(config: &Config, listen: &[SocketAddr], identity: Key) -> Descriptor {
+    let directory = &config.directory;
+    let mut family = directory.family.clone();
+    family.sort_unstable();
+    family.dedup();
+    let egress = config.roles.contains(&Role::Egress);
+    Descriptor {
+        name: config.name.clone(),
+        identity,
+        published: 0,
+        addresses: directory.reached_at(listen).to_vec(),
+        pin: None,
+        onion: None,
+        roles: Roles {
+            ingress: config.roles.contains(&Role::Ingress),
+            egress,
+        },
+        region: directory.region.clone(),
+        operator: directory.operator.clone(),
+        family,
+        bandwidth: directory.bandwidth,
+        exit: open_ports(config),
+        tokens: tokens_of(config),
+        hsdir: false,
+        protocols: Protocols::NONE,
+    }
+}
+
+/// The ports that a relay connects to wherever it connects to anything.
+fn open_ports(config: &Config) -> Option<Ports> {
+    let denied = config.egress.deny.iter();
+    let closed: Vec<u16> = denied.filter_map(Rule::port_everywhere).collect();
+    Ports::except(&closed).filter(|_| config.is_egress())
+}
+
+/// Which private tokens clients show it.
+pub(crate) fn tokens_of(config: &Config) -> Option<Tokens> {
+    let private = config.auth.private_tokens.as_ref()?;
+    Some(Tokens {
+        issuer: private.issuer.clone(),
+        origin: private.origin.clone(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_does_not_take_it_is_asked_again_ever_more_seldom() {
+        let pauses: Vec<_> = (0..10).map(|tries| pause(tries).as_secs()).collect();
+        assert_eq!(pauses, [15, 30, 60, 120, 240, 480, 960, 1920, 3600, 3600]);
+        assert_eq!(pause(u32::MAX), TOR_LONGEST_PAUSE);
+    }
+
+    #[test]
+    fn documents_are_signed_again_before_authorities_forget_them() {
+        for _ in 0..100 {
+            assert!((TOR_EVERY - TOR_JITTER..=TOR_EVERY).contains(&lifetime()));
+        }
+    }
+
+    #[test]
+    fn what_tor_is_told_is_what_the_file_says() {
+        let config = Config {
+            name: "amber".into(),
+            onion: hoplite_relay::config::Onion {
+                enabled: true,
+                ..Default::default()
+            },
+            ..Config::default()
+        };
+        let tor = Tor {
+            authorities: Vec::new(),
+            contact: Some("op@example.org".into()),
+        };
+        let listen = ["[2001:db8::1]:443", "192.0.2.1:443"].map(|it| it.parse().expect(it));
+        let said = about(&config, &tor, &listen).expect("an address");
+        assert_eq!(said.address.to_string(), "192.0.2.1:443");
+        assert_eq!(
+            said.address_v6.map(|it| it.to_string()),
+            Some("[2001:db8::1]:443".into())
+        );
+        assert_eq!(
+            said.protocols,
+            "Conflux=1 Cons=1-2 Desc=1-2 FlowCtrl=1-2 HSIntro=4-5 HSRend=1-2 Link=4-5 LinkAuth=3 Microdesc=1-2 Relay=2-6"
+        );
+        assert!(said.exit_v6.is_some());
+        assert!(
+            about(&config, &tor, &listen[..1]).is_none(),
+            "no IPv4 address"
+        );
+    }
+}

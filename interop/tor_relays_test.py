@@ -1,0 +1,223 @@
+"""Relays of ours in a network of C tor, unaided: its authorities list them, and its clients, left alone, choose them.
+
+Needs `tor` and `tor-gencert`.
+"""
+
+import json
+import pathlib
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+from client_test import fetch
+from common import HOPLITE, Checks, Lab, Missing, free_port, quoted, wait_for
+from tor_services_test import program
+from tor_test import Tor, consensus
+
+FETCHES = 30
+OURS = ("amber", "birch", "cedar")
+TAKEN = "has taken the relay's server descriptor"
+REFUSED = "the relay's server descriptor was not taken"
+
+
+class Ours:
+    """A relay of ours that tells the authorities of itself."""
+
+    def __init__(self, lab, name, resolver, authorities, port=None):
+        self.name, self.folder, self.port = name, lab.folder / name, port or free_port()
+        self.lab, self.runs = lab, 0
+        self.file = lab.folder / f"{name}.toml"
+        dirports = quoted(f"127.0.0.1:{authority.dirport}" for authority in authorities)
+        self.file.write_text(
+            f'name = "{name}"\nlisten = ["127.0.0.1:{self.port}"]\nidentity = "{self.folder}"\n\n[onion]\nenabled = true\nhsdir = true\n\n'
+            f'[onion.tor]\nauthorities = {dirports}\ncontact = "nobody <none@example.invalid>"\n\n'
+            f'[egress]\nallow = ["127.0.0.0/8"]\ndeny = ["*:25"]\nresolver = ["{resolver}"]\n')
+
+    def start(self):
+        self.runs += 1
+        self.process = self.lab.run(f"{self.name}-{self.runs}", [HOPLITE, "relay", "--config", self.file])
+        wait_for(f"relay {self.name}", lambda: " is up" in self.text() or not self.process.alive())
+        return self
+
+    def text(self):
+        return self.process.text()
+
+    def keys(self):
+        """What clients write of it."""
+        shown = subprocess.run([HOPLITE, "--json", "keygen", "--show", self.folder], check=True, capture_output=True)
+        return json.loads(shown.stdout)
+
+
+def network(lab, names):
+    """Three authorities, which are relays too, and two relays more; who is an exit is not voted by their files but follows from what relays say."""
+    authorities = [Tor(lab, f"a{i}", True, names) for i in range(3)]
+    relays = [Tor(lab, f"r{i}", False, names) for i in range(2)]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(Tor.certify, authorities))
+    for tor in authorities:
+        # What an authority finds out by itself: AssumeReachable would have it believe all.
+        tor.torrc = tor.torrc.replace("TestingDirAuthVoteExit *\n", "").replace("AssumeReachable 1\n", "AssumeReachable 0\n")
+    for tor in authorities + relays:
+        tor.start(authorities)
+    return authorities, relays
+
+
+def listed(authority):
+    """The flags that the present consensus gives each relay, by its nickname."""
+    try:
+        url = f"http://127.0.0.1:{authority.dirport}/tor/status-vote/current/consensus"
+        text = urllib.request.urlopen(url, timeout=5).read().decode()
+    except OSError:
+        return {}
+    flags, name = {}, None
+    for line in text.splitlines():
+        if line.startswith("r "):
+            name = line.split()[1]
+        elif line.startswith("s "):
+            flags[name] = set(line.split()[1:])
+    return flags
+
+
+def descriptor(authority, rsa):
+    """What the authority keeps of a relay."""
+    url = f"http://127.0.0.1:{authority.dirport}/tor/server/fp/{rsa}"
+    return urllib.request.urlopen(url, timeout=5).read().decode()
+
+
+class Control:
+    """Which relays the circuits of a C tor went over, as its control port tells while it goes on."""
+
+    def __init__(self, port):
+        self.paths, self.carried = {}, []
+        self.socket = socket.create_connection(("127.0.0.1", port), 10)
+        self.socket.settimeout(None)
+        self.socket.sendall(b"AUTHENTICATE\r\nSETEVENTS CIRC STREAM\r\n")
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def listen(self):
+        for line in self.socket.makefile(errors="replace"):
+            words = line.split()
+            if words[:2] == ["650", "CIRC"] and len(words) > 4 and words[3] == "BUILT":
+                self.paths[words[2]] = [hop.split("~")[-1] for hop in words[4].split(",")]
+            if words[:2] == ["650", "STREAM"] and words[3] == "SUCCEEDED":
+                self.carried.append(words[4])
+
+    def positions(self):
+        """The nicknames at the second place and at the last of circuits that streams went over."""
+        paths = [self.paths[circuit] for circuit in self.carried if circuit in self.paths]
+        paths = [path for path in paths if len(path) == 3]
+        return [path[1] for path in paths], [path[2] for path in paths]
+
+
+def chosen(checks, lab, authorities, http):
+    """An unmodified client of C tor, which chooses by itself."""
+    control = free_port()
+    via = program(lab, "client", authorities, f"ControlPort 127.0.0.1:{control}\nCookieAuthentication 0\n")
+    seen = Control(control)
+    with ThreadPoolExecutor(5) as pool:
+        fetched = list(pool.map(lambda n: attempt(lambda: fetch(via, "127.0.0.1", http, 20_000, f"user{n}")), range(FETCHES)))
+    checks.check(f"{FETCHES} fetches over circuits of their own", all(f is True for f in fetched), f"{fetched.count(True)}: {set(map(str, fetched))}")
+    middles, exits = seen.positions()
+    ours = [[name for name in names if name in OURS] for names in (middles, exits)]
+    print(f"     of {len(middles)} circuits that carried streams, {len(ours[0])} had one of ours in the middle, {len(ours[1])} at the end", flush=True)
+    checks.check("ours carried traffic as middle relays", len(ours[0]) > 0, middles)
+    checks.check("ours carried traffic as exits", len(ours[1]) > 0, exits)
+    return via
+
+
+def attempt(body):
+    for _ in range(3):
+        try:
+            return body()
+        except Exception as e:  # noqa: BLE001: whatever went wrong is the finding
+            last = f"{type(e).__name__}: {e}"
+    return last
+
+
+def is_listed(checks, lab, authorities, mine, identities):
+    began = time.monotonic()
+    wanted = {"Running", "Valid", "Exit", "Fast", "Stable"}
+
+    def whole():
+        flags = listed(authorities[0])
+        return all(wanted <= flags.get(relay.name, set()) for relay in mine) or time.sleep(1)
+    try:
+        wait_for("our relays in the consensus", whole, 90)
+    except Exception:  # noqa: BLE001: what is missing is told below
+        pass
+    took, flags = time.monotonic() - began, listed(authorities[0])
+    for relay in mine:
+        have = flags.get(relay.name, set())
+        checks.check(f"{relay.name} is {' '.join(sorted(wanted))}", wanted <= have, f"{sorted(have)}; {relay.text()[-600:]}")
+    print(f"     after {took:.0f} s, with {sorted(flags.get(mine[0].name, ()))}", flush=True)
+    _, found, said = consensus(authorities[0], identities)
+    for relay in mine:
+        keys, entry = relay.keys(), found.get(relay.name, {})
+        same = (entry.get("onion"), entry.get("rsa")) == (keys["onion"], keys["rsa"])
+        checks.check(f"{relay.name}'s keys are in it", same, f"{entry}, {said}")
+    for relay in mine:
+        mode = (relay.folder / "secret_id_key").stat().st_mode & 0o777
+        checks.check(f"{relay.name}'s RSA key is for its owner alone", mode == 0o600, oct(mode))
+    text = descriptor(authorities[1], mine[0].keys()["rsa"])
+    for line in ("accept 127.0.0.0/8:*", "reject *:25", "hidden-service-dir", "contact nobody <none@example.invalid>", "platform Hoplite "):
+        checks.check(f"the descriptor that an authority gives has {line!r}", f"\n{line}" in text, text[:1500])
+
+
+def late(checks, lab, authorities, resolver):
+    """A relay that comes while one of the authorities is down."""
+    down = authorities[2]
+    down.process.stop()
+    cedar = Ours(lab, "cedar", resolver, authorities).start()
+    wait_for("two answers", lambda: cedar.text().count(TAKEN) >= 2, 30)
+    missed = [line for line in cedar.text().splitlines() if REFUSED in line]
+    checks.check("an authority that is down is told of in the log", missed and "cannot be reached" in missed[0], cedar.text()[-600:])
+    down.start(authorities)
+    taken = wait_for("the third", lambda: cedar.text().count(TAKEN) >= 3, 90)
+    checks.check("and told again when it is back", taken, cedar.text()[-600:])
+    return cedar
+
+
+def impostor(checks, lab, authorities, resolver, amber):
+    """One who has the RSA key of another relay, under an Ed25519 identity of its own."""
+    mallory = Ours(lab, "mallory", resolver, authorities)
+    subprocess.run([HOPLITE, "keygen", "--out", mallory.folder], check=True, capture_output=True)
+    shutil.copy(amber.folder / "secret_id_key", mallory.folder / "secret_id_key")
+    mallory.start()
+    said = wait_for("its refusal", lambda: [line for line in mallory.text().splitlines() if REFUSED in line], 30) or [""]
+    checks.check("two Ed25519 identities with one RSA key are refused, and why is in the log", "Ed25519" in said[0], said[0])
+    checks.check("nobody has taken it", TAKEN not in mallory.text())
+    mallory.process.stop()
+
+
+def main():
+    checks = Checks("C tor: relays of ours in its consensus, chosen by its client")
+    if not all(map(shutil.which, ("tor", "tor-gencert"))):
+        checks.skip("everything", Missing("tor or tor-gencert is not installed"))
+        checks.done()
+    with Lab() as lab:
+        targets = lab.targets({"target.test": "127.0.0.1"})
+        http, resolver = targets.ports["http"], f"127.0.0.1:{targets.ports['dns']}"
+        names = pathlib.Path(lab.folder / "resolv.conf")
+        names.write_text(f"nameserver {resolver}\n")
+        authorities, _ = network(lab, names)
+        wait_for("the authorities", lambda: len(listed(authorities[0])) >= 5 or time.sleep(0.5), 90)
+        mine = [Ours(lab, name, resolver, authorities).start() for name in OURS[:2]]
+        for relay in mine:
+            taken = wait_for("the authorities' answers", lambda relay=relay: relay.text().count(TAKEN) >= 3, 30)
+            checks.check(f"three authorities have taken {relay.name}'s descriptor", taken, relay.text()[-600:])
+        impostor(checks, lab, authorities, resolver, mine[0])
+        mine.append(late(checks, lab, authorities, resolver))
+        is_listed(checks, lab, authorities, mine, [authority.v3 for authority in authorities])
+        via = chosen(checks, lab, authorities, http)
+        checks.attempt("1 MB more", lambda: fetch(via, "127.0.0.1", http, 1_000_000))
+        for relay in mine:
+            checks.check(f"{relay.name}'s log has no panic", "panicked" not in relay.text(), relay.text()[-600:])
+    checks.done()
+
+
+if __name__ == "__main__":
+    main()
