@@ -5,7 +5,9 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use hoplite_crypto::{Certificates, SigningKey};
 use hoplite_directory::{
-    FetchError, said_by_holder, sign_descriptor, tor::server_descriptor, upload, upload_to_tor,
+    FetchError, said_by_holder, sign_descriptor,
+    tor::server_descriptor::{self, TapKey},
+    upload, upload_to_tor,
 };
 use hoplite_overlay::Direct;
 use hoplite_relay::{
@@ -67,8 +69,10 @@ impl Publisher {
         ),
     ) -> Result<Option<Self>, Failure> {
         let ours = OurDirectory::of(config, handle, onion, current.as_ref())?;
-        let tor = config.onion.tor.as_ref();
-        let tor = tor.and_then(|tor| TorDirectory::of(config, tor, handle.addresses()));
+        let tor = config.onion.tor.as_ref().zip(onion);
+        let tor =
+            tor.map(|(tor, stored)| TorDirectory::of(config, tor, stored, handle.addresses()));
+        let tor = tor.transpose()?.flatten();
         if ours.is_none() && tor.is_none() {
             return Ok(None);
         }
@@ -225,6 +229,7 @@ impl OurDirectory {
 struct TorDirectory {
     /// The directory of the relay's keys: what is told is what is there.
     identity: PathBuf,
+    tap: TapKey,
     about: About,
     authorities: Vec<Target>,
     started: Instant,
@@ -245,15 +250,27 @@ struct HandedIn {
 
 impl TorDirectory {
     /// None if the relay has no address that can be told, which its file is refused for.
-    fn of(config: &Config, tor: &Tor, listen: &[SocketAddr]) -> Option<Self> {
-        Some(Self {
+    fn of(
+        config: &Config,
+        tor: &Tor,
+        stored: &Stored,
+        listen: &[SocketAddr],
+    ) -> Result<Option<Self>, Failure> {
+        let Some(about) = about(config, tor, listen) else {
+            return Ok(None);
+        };
+        let tap = TapKey::forgotten(&stored.identity(now())?.peer());
+        let tap =
+            tap.map_err(|error| Failure::new("making an onion key for TAP", error, "try again"))?;
+        Ok(Some(Self {
             identity: config.identity.clone(),
-            about: about(config, tor, listen)?,
+            tap,
+            about,
             authorities: tor.authorities.clone(),
             started: Instant::now(),
             handed_in: None,
             due: Instant::now(),
-        })
+        }))
     }
 
     async fn publish(&mut self) {
@@ -289,7 +306,7 @@ impl TorDirectory {
         self.about.uptime = self.started.elapsed().as_secs();
         let identity = stored.identity(now())?;
         let onion = stored.certified_ntor(now())?;
-        let documents = server_descriptor::sign(self.about.clone(), &identity, &onion);
+        let documents = server_descriptor::sign(self.about.clone(), &identity, &onion, &self.tap);
         let documents = documents
             .map_err(|error| Failure::new("signing the server descriptor", error, "try again"))?;
         Ok(HandedIn {

@@ -1,11 +1,13 @@
 //! What a relay of ours hands in to Tor's authorities: its server descriptor and its extra-info document, each signed by the signing key of its Ed25519
 //! identity and by its RSA identity. dir-spec "Server descriptor format", "Extra-info document format". The texts are `wire::tor`'s.
 
+use std::fmt;
+
 use hoplite_crypto::{
     SigningError,
     onion::{
         CertifiedNtor,
-        identity::RelayIdentity,
+        identity::{PeerId, RelayIdentity},
         rsa::{SecretKey, sha1, sha256},
     },
 };
@@ -25,6 +27,33 @@ pub enum Unsigned {
     Signing(#[from] SigningError),
 }
 
+/// An onion key for TAP, whose secret nobody has any more: no relay of ours answers TAP, and no client asks for it, but authorities take no descriptor
+/// without such a key (C tor 0.4.9: "Missing TAP key in descriptor"; proposal 350). It is made once for a process, as a new one looks like a change.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TapKey {
+    public: Vec<u8>,
+    cross: Vec<u8>,
+}
+
+impl TapKey {
+    /// Makes a key, has it vouch for the relay, and forgets it.
+    ///
+    /// # Errors
+    /// [`SigningError::NoRandomness`].
+    pub fn forgotten(relay: &PeerId) -> Result<Self, SigningError> {
+        let key = SecretKey::generate()?;
+        let cross = key.sign(&[&relay.rsa_id()[..], &relay.ed25519].concat())?;
+        let public = key.public_der().to_vec();
+        Ok(Self { public, cross })
+    }
+}
+
+impl fmt::Debug for TapKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TapKey(hidden)")
+    }
+}
+
 /// A relay's descriptor, and its extra-info document behind it, as authorities take them in one request.
 ///
 /// # Errors
@@ -33,12 +62,13 @@ pub fn sign(
     about: About,
     identity: &RelayIdentity,
     onion: &CertifiedNtor,
+    tap: &TapKey,
 ) -> Result<String, Unsigned> {
     let signer = Signer {
         identity,
         rsa: identity.rsa_key().ok_or(Unsigned::NoRsaIdentity)?,
     };
-    let keys = signer.keys(onion);
+    let keys = signer.keys(onion, tap);
     let extra_info = ExtraInfo {
         nickname: about.nickname.clone(),
         rsa_id: keys.rsa_id,
@@ -63,12 +93,14 @@ struct Signer<'a> {
 }
 
 impl Signer<'_> {
-    fn keys(&self, onion: &CertifiedNtor) -> Keys {
+    fn keys(&self, onion: &CertifiedNtor, tap: &TapKey) -> Keys {
         Keys {
             ed25519: self.identity.peer().ed25519,
             signing: self.identity.signing_certificate().to_vec(),
             rsa_id: self.rsa.public().id(),
             rsa: self.rsa.public_der().to_vec(),
+            tap: tap.public.clone(),
+            tap_cross: tap.cross.clone(),
             ntor: onion.public,
             ntor_cross: onion.certificate.clone(),
             ntor_sign: onion.sign,
@@ -136,7 +168,8 @@ mod tests {
         let identity = secrets.identity(NOW).expect("an identity");
         let identity = identity.with_rsa_key(key, NOW).expect("certified");
         let onion = secrets.certified_ntor(NOW).expect("certified");
-        let text = sign(about(), &identity, &onion).expect("signed");
+        let tap = TapKey::forgotten(&identity.peer()).expect("made");
+        let text = sign(about(), &identity, &onion, &tap).expect("signed");
         (identity, text)
     }
 
@@ -185,7 +218,8 @@ mod tests {
         let secrets = Secrets::fresh(NOW).expect("made");
         let identity = secrets.identity(NOW).expect("an identity");
         let onion = secrets.certified_ntor(NOW).expect("certified");
-        let refused = sign(about(), &identity, &onion);
+        let tap = TapKey::forgotten(&identity.peer()).expect("made");
+        let refused = sign(about(), &identity, &onion, &tap);
         assert_eq!(refused, Err(Unsigned::NoRsaIdentity));
     }
 }

@@ -28,6 +28,7 @@ pub const ED25519_PREFIX: &str = "Tor router descriptor signature v1";
 
 const CERTIFICATE: &str = "ED25519 CERT";
 const RSA_KEY: &str = "RSA PUBLIC KEY";
+const TAP_CROSS: &str = "CROSSCERT";
 const SIGNATURE: &str = "SIGNATURE";
 const ED25519_SIGNATURE: &str = "router-sig-ed25519";
 const RSA_SIGNATURE: &str = "router-signature";
@@ -94,6 +95,10 @@ pub struct Keys {
     pub rsa_id: [u8; 20],
     /// Its key in DER (PKCS #1).
     pub rsa: Vec<u8>,
+    /// The onion key for TAP in DER (PKCS #1): nobody uses it, and authorities ask for it.
+    pub tap: Vec<u8>,
+    /// By that key, over the RSA identity's SHA-1 and the Ed25519 identity.
+    pub tap_cross: Vec<u8>,
     /// The onion key for ntor.
     pub ntor: [u8; 32],
     /// The Ed25519 identity, certified by the onion key (type 10).
@@ -245,8 +250,12 @@ impl About {
 
 impl Keys {
     fn write(&self, text: &mut String) {
+        text.push_str("onion-key\n");
+        put_object(RSA_KEY, &self.tap, text);
         text.push_str("signing-key\n");
         put_object(RSA_KEY, &self.rsa, text);
+        text.push_str("onion-key-crosscert\n");
+        put_object(TAP_CROSS, &self.tap_cross, text);
         text.push_str(&format!("ntor-onion-key {}\n", encode(&self.ntor)));
         let sign = u8::from(self.ntor_sign);
         text.push_str(&format!("ntor-onion-key-crosscert {sign}\n"));
@@ -371,6 +380,8 @@ struct Fields<'a> {
     uptime: Option<u64>,
     extra_info: Option<ExtraInfoDigests>,
     rsa: Option<Vec<u8>>,
+    tap: Option<Vec<u8>>,
+    tap_cross: Option<Vec<u8>>,
     ntor: Option<[u8; 32]>,
     ntor_cross: Option<(bool, Vec<u8>)>,
     hsdir: Option<()>,
@@ -404,6 +415,11 @@ impl<'a> Fields<'a> {
             "signing-key" => {
                 let key = item.labelled(RSA_KEY, items)?;
                 once(&mut self.rsa, Some(key), items)
+            }
+            "onion-key" => once(&mut self.tap, Some(item.labelled(RSA_KEY, items)?), items),
+            "onion-key-crosscert" => {
+                let cross = item.labelled(TAP_CROSS, items)?;
+                once(&mut self.tap_cross, Some(cross), items)
             }
             "ntor-onion-key" => once(&mut self.ntor, base64(said), items),
             "ntor-onion-key-crosscert" => {
@@ -482,6 +498,8 @@ impl<'a> Fields<'a> {
                 signing: self.signing?,
                 rsa_id: self.rsa_id?,
                 rsa: self.rsa?,
+                tap: self.tap?,
+                tap_cross: self.tap_cross?,
                 ntor: self.ntor?,
                 ntor_cross,
                 ntor_sign,
@@ -605,6 +623,8 @@ mod tests {
                     signing: bytes.clone(),
                     rsa_id,
                     rsa: bytes.clone(),
+                    tap: bytes.clone(),
+                    tap_cross: bytes.clone(),
                     ntor: key,
                     ntor_cross: bytes,
                     ntor_sign,
