@@ -148,6 +148,8 @@ class OnionNetwork(Lab):
 
     def client_starts(self, name="client", host="client", more=""):
         """`hoplite client`, perhaps again."""
+        if name in self.running:
+            self.running[name].stop()
         path = self._file(name, f'[socks]\nlisten = "127.0.0.1:{SOCKS}"\n[http]\nlisten = "off"\n{more}')
         return self.start(name, HOPLITE, "client", "--config", path, "--run-dir", self.folder / f"run-{name}", ready="socks", host=host)
 

@@ -213,8 +213,8 @@ def the_exit(net, load):
 
 
 def hsdirs(net, load):
-    """Two that nothing of the client's passes through."""
-    used = net.neighbours("client") + net.second_layer("client")
+    """Two that neither the client nor the service begins a circuit with."""
+    used = net.neighbours("client") + net.neighbours("service") + net.second_layer("client")
     return [relay for relay in RELAYS if relay not in used and net.metric(relay, "onion_hsdir_descriptors")][:2]
 
 

@@ -835,7 +835,11 @@ async fn a_worn_out_introduction_point_gives_way_to_another() {
 /// Relay `elsewhere` pretends that the service has come.
 #[tokio::test]
 async fn a_client_believes_nobody_who_has_not_the_services_key() {
-    let scene = Scene::new().await;
+    let once = ClientConfig {
+        attempts: 1,
+        ..ClientConfig::default()
+    };
+    let scene = Scene::with(ServiceConfig::default(), once).await;
     let known = scene.known();
     // Of an introduction point that nobody listens to, so that the service does not come.
     let mut silent = known.clone();
