@@ -209,7 +209,9 @@ impl<B: BlockCipher> Direction<B> {
     }
 
     fn is_for_this_hop(&self, body: &[u8; BODY]) -> bool {
-        self.nonce.ct_eq(tag(body)).into()
+        // As numbers: byte by byte, the library takes a tenth of what the whole cell does.
+        let [nonce, tag] = [&self.nonce, tag(body)].map(|tag| u128::from_ne_bytes(*tag));
+        nonce.ct_eq(&tag).into()
     }
 
     /// The layer, on or off.
