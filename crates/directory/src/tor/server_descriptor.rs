@@ -178,8 +178,12 @@ mod tests {
         let certificate = Ed25519Cert::parse(&read.descriptor.keys.signing).expect("a certificate");
         let master = read.descriptor.keys.ed25519;
         certificate.cert.kind == CertKind::SIGNING
-            && hoplite_crypto::is_signed(&master, certificate.signed, certificate.signature)
-            && hoplite_crypto::is_signed(
+            && hoplite_crypto::signing::is_signed(
+                &master,
+                certificate.signed,
+                certificate.signature,
+            )
+            && hoplite_crypto::signing::is_signed(
                 &certificate.cert.key,
                 &ed25519_digest(read.ed25519_signed),
                 &read.ed25519_signature,
