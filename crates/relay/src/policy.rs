@@ -262,7 +262,7 @@ fn translated(config: &Config) -> Vec<IpNet> {
 }
 
 /// Where a relay that listens at `listen` connects to, as Tor's directory is told of it, for IPv4: the first rule that fits counts. Names that are refused
-/// cannot be told, nor addresses of this host that the file does not say. dir-spec "Nonterminals in server descriptors" (`exitpattern`).
+/// cannot be told, nor addresses of this host that the file does not say; groups (multicast) and reserved addresses are not. dir-spec "Nonterminals in server descriptors" (`exitpattern`).
 pub fn exit_policy(config: &Config, listen: &[SocketAddr]) -> Vec<ExitRule> {
     let everything = |accepts| ExitRule {
         accepts,
@@ -278,7 +278,9 @@ pub fn exit_policy(config: &Config, listen: &[SocketAddr]) -> Vec<ExitRule> {
         IpNet::V4(net) if !net.addr().is_unspecified() => Some((net.network(), net.prefix_len())),
         _ => None,
     });
-    let refused = here.chain(special::ipv4_networks()).map(|net| ExitRule {
+    // Of more than 2^25 refused addresses C tor makes "no port at all" in its summary, by which clients choose; nobody asks for groups and what is reserved.
+    let special = special::ipv4_networks().filter(|(_, length)| *length >= 8);
+    let refused = here.chain(special).map(|net| ExitRule {
         net: Some(net),
         ..everything(false)
     });
