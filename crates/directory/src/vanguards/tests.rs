@@ -81,7 +81,7 @@ impl User {
             chooser.select_service_circuit(&self.network, &constraints(), circuit, now, random);
         let given = match end {
             ServiceEnd::Given(last) => Some(last.0[0]),
-            ServiceEnd::OtherThan(_) => None,
+            ServiceEnd::OtherThan(_) | ServiceEnd::ToCome => None,
         };
         let path = path.ok()?.into_iter().map(|relay| relay.identity.0[0]);
         Some(path.chain(given).collect())
@@ -187,6 +187,20 @@ fn who_is_next_to_the_last_relay_is_any_or_a_vanguard_by_what_the_circuit_is_for
     };
     assert_eq!(lengths(VanguardsMode::Lite), [3, 4, 4, 4, 4, 4]);
     assert_eq!(lengths(VanguardsMode::Full), [4, 5, 5, 5, 4, 4]);
+}
+
+#[test]
+fn a_path_to_a_relay_that_is_still_to_be_named_is_as_one_to_a_relay_that_is_given_without_it() {
+    for (mode, length) in [(VanguardsMode::Lite, 3), (VanguardsMode::Full, 4)] {
+        let mut user = User::new(mode, network(1..=60), 9);
+        let path = user.path(ServicePurpose::ClientIntroduction, ServiceEnd::ToCome);
+        let path = path.expect("a path");
+        assert_eq!(path.len(), length);
+        let second = user.layer(Layer::Second);
+        assert!(second.contains(&path[1]), "behind the guard");
+        let again = user.to(ServicePurpose::ClientIntroduction, 99);
+        assert_eq!(path[0], again[0], "the same guard");
+    }
 }
 
 #[test]
