@@ -337,8 +337,8 @@ proptest! {
         near in prop::option::of(prop::sample::select(vec!["10.1.2.3", "10.1.2.4", "127.0.0.1", "5.6.7.8", "192.0.2.7", "8.8.8.8"])),
         port in prop::option::of(prop::sample::select(vec![25_u16, 80, 4433])),
     ) {
-        let ip = near.map_or(*target.ip(), |near| near.parse().expect(near));
-        let target = std::net::SocketAddrV4::new(ip, port.unwrap_or(target.port()));
+        let ip = near.map_or_else(|| *target.ip(), |near| near.parse().expect(near));
+        let target = std::net::SocketAddrV4::new(ip, port.unwrap_or_else(|| target.port()));
         let rules = |texts: &[&str]| texts.iter().map(|t| t.parse().expect(t)).collect();
         let config = Config {
             egress: Egress {
