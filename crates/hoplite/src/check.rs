@@ -256,7 +256,7 @@ fn circuits(client: &Client) -> [String; 2] {
     };
     [
         format!("by circuits of Tor's cells over {over}; relays are known by their onion keys"),
-        "carries TCP and names; UDP is refused".to_owned(),
+        "carries TCP and names, and UDP where the last relay does".to_owned(),
     ]
 }
 

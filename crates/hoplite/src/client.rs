@@ -118,7 +118,9 @@ fn invitation(front: &Front, client: &client::Config) -> String {
     let path = match client.length() {
         0 => "no relay at all, nothing is hidden".to_owned(),
         hops if client.is_onion() => {
-            format!("circuits through {hops} relay(s), for TCP and names; UDP is refused")
+            format!(
+                "circuits through {hops} relay(s), for TCP and names, and UDP where the last relay carries it"
+            )
         }
         hops => format!("{hops} relay(s) on the path"),
     };

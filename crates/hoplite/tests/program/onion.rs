@@ -401,7 +401,7 @@ fn check_says_what_circuits_mean_and_status_of_a_wrong_file_is_2() {
         text.contains("circuits of Tor's cells over QUIC or TLS"),
         "{text}"
     );
-    assert!(text.contains("UDP is refused"), "{text}");
+    assert!(text.contains("UDP where the last relay does"), "{text}");
     let spoilt = fs::read_to_string(&file)
         .expect("there")
         .replace("onion = ", "# onion = ");
