@@ -760,6 +760,37 @@ async fn who_floods_one_introduction_point_stops_nobody_who_comes_through_the_ot
     }
 }
 
+/// No test: `cargo test -p hoplite-onion --test net how_long -- --ignored --nocapture` prints milliseconds.
+#[tokio::test]
+#[ignore = "it measures"]
+#[expect(clippy::print_stdout, reason = "figures are what it is for")]
+async fn how_long_others_take_to_reach_a_service_beside_a_flood() {
+    let mut scene = Scene::new().await;
+    let at = scene.elsewhere();
+    let mut next = 0;
+    for flooded in [false, true, false, true, false, true] {
+        let mut times = Vec::new();
+        for _ in 0..20 {
+            if flooded {
+                // As much as an introduction point passes on in the time of a few connections, all through the same one.
+                for n in 0..5 {
+                    let (_, message) = scene.introduction(&at, [n; 20]);
+                    scene.introduce(&message).await;
+                }
+            }
+            let begun = std::time::Instant::now();
+            next += 1;
+            drop(scene.stream(&token(next)).await);
+            times.push(begun.elapsed().as_secs_f64() * 1e3);
+        }
+        times.sort_by(f64::total_cmp);
+        println!(
+            "flooded {flooded}: median {:.1} ms, {:.1} to {:.1}",
+            times[10], times[0], times[19]
+        );
+    }
+}
+
 #[tokio::test]
 async fn a_hundred_clients_have_a_thousand_streams_at_once() {
     let client = ClientConfig {
