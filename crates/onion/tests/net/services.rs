@@ -763,7 +763,6 @@ async fn who_floods_one_introduction_point_stops_nobody_who_comes_through_the_ot
 /// No test: `cargo test -p hoplite-onion --test net how_long -- --ignored --nocapture` prints milliseconds.
 #[tokio::test]
 #[ignore = "it measures"]
-#[expect(clippy::print_stdout, reason = "figures are what it is for")]
 async fn how_long_others_take_to_reach_a_service_beside_a_flood() {
     let mut scene = Scene::new().await;
     let at = scene.elsewhere();
