@@ -135,10 +135,8 @@ impl Reaching {
         prepared: Option<Prepared>,
         newer: impl Fn() -> N,
     ) -> Result<BuiltCircuit, Error> {
-        let (mut unused, mut stem) = match prepared {
-            Some(prepared) => prepared.of(service).await,
-            None => (None, None),
-        };
+        // Whoever is late of what is prepared holds up the first attempt alone.
+        let (mut unused, mut prepared) = (None, prepared);
         let config = self.patient();
         let mut turns = self.turns(Arc::new(service.clone()));
         let (mut looking, mut search) = (pin!(newer()), Search::Ahead);
@@ -151,7 +149,7 @@ impl Reaching {
             if let Some(point) = turns.next(Instant::now(), &config) {
                 // The rendezvous point of the last attempt will do, unless the service may be on its way there.
                 let known = Arc::clone(&turns.service);
-                let begun = (unused.take(), stem.take());
+                let begun = (unused.take(), prepared.take());
                 attempts.spawn(self.clone().attempt(known, point, begun));
             } else if attempts.is_empty() && turns.is_over() && search == Search::Ahead {
                 search = Search::Runs;
@@ -214,8 +212,12 @@ impl Reaching {
         self,
         service: Arc<KnownService>,
         point: IntroductionPoint,
-        (unused, stem): (Option<Meeting>, Option<Conversation>),
+        (unused, prepared): (Option<Meeting>, Option<Prepared>),
     ) -> Result<BuiltCircuit, Failed> {
+        let (unused, stem) = match prepared {
+            Some(prepared) => prepared.of(&service).await,
+            None => (unused, None),
+        };
         let meeting = async {
             match unused {
                 Some(met) => Ok(met),
