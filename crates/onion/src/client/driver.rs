@@ -121,6 +121,15 @@ struct Fares {
 }
 
 impl Fares {
+    fn new(paths: Option<Arc<dyn Paths>>, talks: bool) -> Self {
+        Self {
+            paths,
+            asked: None,
+            answer: if talks { TALK_ANSWER } else { STREAM_ANSWER },
+            answered: false,
+        }
+    }
+
     fn tell(&self, path: &[Relay], fate: CircuitFate) {
         if let Some(paths) = &self.paths {
             paths.fares(path, fate);
@@ -217,10 +226,6 @@ async fn build_telling(
     };
     let (tell, built) = oneshot::channel();
     let machine = machine.leg(leg);
-    let answer = match talk {
-        Some(_) => TALK_ANSWER,
-        None => STREAM_ANSWER,
-    };
     let driver = Driver {
         circuit: machine,
         channel: circuit,
@@ -236,13 +241,8 @@ async fn build_telling(
         now: Instant::now(),
         ended: Arc::clone(&ended),
         ending: None,
+        fares: Fares::new(paths, talk.is_some()),
         talk,
-        fares: Fares {
-            paths,
-            asked: None,
-            answer,
-            answered: false,
-        },
     };
     let circuit = BuiltCircuit {
         kept,

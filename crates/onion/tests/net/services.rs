@@ -870,27 +870,19 @@ async fn a_client_believes_nobody_who_has_not_the_services_key() {
         ..ClientConfig::default()
     };
     let scene = Scene::with(ServiceConfig::default(), once).await;
-    let known = scene.known();
-    // Of an introduction point that nobody listens to, so that the service does not come.
-    let mut silent = known.clone();
-    let at = scene.elsewhere();
-    let key = hoplite_crypto::SigningKey::generate().expect("a key");
-    let mut listening = scene.raw(&at).await;
-    let asked = hoplite_crypto::onion::introduction::establish(&key, None, &listening.nonce);
-    listening
-        .say(RelayCommand::ESTABLISH_INTRO, 0, &asked)
-        .await;
-    let Heard::Message(1, RelayCommand::INTRO_ESTABLISHED, ..) = listening.hear().await else {
-        panic!("not established");
-    };
+    // Of an introduction point that the service does not listen to, so that it does not come.
+    let (point, mut listening) = scene.silent_point().await;
     let secret = hoplite_crypto::onion::OnionKey::fresh_secret().expect("randomness");
     let encryption = hoplite_crypto::onion::OnionKey::from_secret(&secret).expect("a key");
-    silent.points = vec![IntroductionPoint {
-        relay: at,
-        auth_key: key.public(),
-        enc_key: *encryption.public(),
-    }];
-    let secret = hs_ntor::IntroductionSecret::new(key.public(), encryption);
+    let auth_key = point.auth_key;
+    let silent = KnownService {
+        points: vec![IntroductionPoint {
+            enc_key: *encryption.public(),
+            ..point
+        }],
+        ..scene.known()
+    };
+    let secret = hs_ntor::IntroductionSecret::new(auth_key, encryption);
     let terms = Terms::default();
     let lie = async {
         let heard = listening.hear().await;
