@@ -7,6 +7,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::{Buf, Bytes};
@@ -22,7 +23,10 @@ use hoplite_wire::{
     },
 };
 use parking_lot::{Mutex, MutexGuard};
-use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf},
+    time::{Instant, Sleep, sleep},
+};
 
 use super::{Asked, Broken, Endpoint, HALF_CLOSE, Role, stream::Answer, udp::UdpStream};
 use crate::failure;
@@ -30,11 +34,18 @@ use crate::failure;
 /// One end of a circuit, shared by its driver and its streams.
 pub struct Shared(Mutex<Endpoint>);
 
+/// A program that has finished may be gone, or wait for an answer: its FIN is the same. Where the far end would take its END for the end of both
+/// sides, that follows when nothing more has come for so long. C tor sends it at once, and loses what such a program waits for; without it each
+/// connection that a program closes would stay a stream for as long as the server keeps connections.
+const LINGER: Duration = Duration::from_secs(5);
+
 /// One stream of it.
 pub struct Handle {
     shared: Arc<Shared>,
     id: StreamId,
     current: Bytes,
+    /// Runs while it waits only for what the far end may still have to say.
+    linger: Option<Pin<Box<Sleep>>>,
 }
 
 impl Shared {
@@ -56,6 +67,7 @@ impl Handle {
             shared: Arc::clone(shared),
             id,
             current: Bytes::new(),
+            linger: None,
         }
     }
 
@@ -99,7 +111,7 @@ impl Handle {
         }
         let mut endpoint = self.shared.lock();
         if let Some(bytes) = endpoint.fetch(self.id) {
-            self.current = bytes;
+            (self.current, self.linger) = (bytes, None);
             return Poll::Ready(Ok(()));
         }
         let closed = endpoint.closed().cloned();
@@ -111,9 +123,23 @@ impl Handle {
             (None, Some(error)) => Poll::Ready(Err(error.into())),
             (None, None) => {
                 stream.reader = Some(cx.waker().clone());
-                Poll::Pending
+                let lasts = stream.lingers();
+                drop(endpoint);
+                lasts.map_or(Poll::Pending, |lasts| self.poll_linger(lasts, cx))
             }
         }
+    }
+
+    /// The end, as far as the program is concerned, when nothing has come for [`LINGER`]; not before what it has said `is_sent`.
+    fn poll_linger(&mut self, is_sent: bool, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let linger = self.linger.get_or_insert_with(|| Box::pin(sleep(LINGER)));
+        while linger.as_mut().poll(cx).is_ready() {
+            if is_sent {
+                return Poll::Ready(Ok(()));
+            }
+            linger.as_mut().reset(Instant::now() + LINGER);
+        }
+        Poll::Pending
     }
 
     fn poll_put(&self, cx: &Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
@@ -201,6 +227,8 @@ impl AsyncWrite for Handle {
         let mut endpoint = self.shared.lock();
         if let Some(stream) = endpoint.streams.get_mut(&self.id.0) {
             stream.finish();
+            // From now on it lingers.
+            super::stream::wake(&mut stream.reader);
         }
         endpoint.take_turn(self.id);
         Poll::Ready(Ok(()))

@@ -302,6 +302,12 @@ impl Stream {
         !self.half_close || self.is_writable()
     }
 
+    /// Whether all is said and answered, if this side has finished, and cannot tell the peer without ending his.
+    pub(super) fn lingers(&self) -> Option<bool> {
+        let waits = self.finished && !self.half_close && !self.at_exit && self.ended.is_none();
+        waits.then(|| self.sending.is_empty() && self.is_answered())
+    }
+
     pub(super) fn is_finished(&self) -> bool {
         self.finished
     }

@@ -4,6 +4,7 @@ use std::{
     future::poll_fn,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::BytesMut;
@@ -12,7 +13,10 @@ use hoplite_wire::cell::relay::{
     Connected, End, EndReason, Format, Header, Message, Sendme, SendmeTag,
 };
 use proptest::prelude::*;
-use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::{
+    io::{AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    time::{sleep, timeout},
+};
 
 use super::{
     io::{Handle, Shared},
@@ -219,6 +223,48 @@ async fn towards_a_client_that_knows_no_half_closed_streams_the_last_bytes_arriv
     drop(near);
     pair.settle();
     assert_eq!(pair.client.lock().streams() + pair.exit.lock().streams(), 0);
+}
+
+/// The server keeps the connection: nothing but END has it close it.
+#[tokio::test(start_paused = true)]
+async fn towards_an_exit_that_knows_no_half_closed_streams_a_stream_ends_when_nothing_more_comes() {
+    let mut pair = Pair::new(VEGAS);
+    let (mut near, mut far) = pair.stream(Flags::IPV6_OKAY);
+    near.write_all(b"question").await.expect("taken");
+    near.shutdown().await.expect("taken");
+    let mut got = Vec::new();
+    for answers in 1..=3 {
+        pair.settle();
+        far.write_all(b"answer").await.expect("half open");
+        pair.settle();
+        near.read_buf(&mut got).await.expect("answered");
+        assert_eq!(got.len(), answers * 6, "none is lost");
+        sleep(Duration::from_secs(4)).await;
+    }
+    let end = timeout(Duration::from_secs(60), near.read(&mut [0])).await;
+    assert_eq!(end.expect("soon").expect("an orderly end"), 0);
+    drop(near);
+    pair.settle();
+    drop(far);
+    assert_eq!(pair.client.lock().streams() + pair.exit.lock().streams(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_program_that_finishes_before_it_is_answered_waits_for_as_long_as_the_answer_takes() {
+    let mut pair = Pair::new(VEGAS);
+    let target = "example.com:80".parse().expect("valid");
+    let begun = pair.client.lock().begin(&target, Flags::IPV6_OKAY);
+    let id = begun.expect("room");
+    let mut near = Handle::new(&pair.client, id);
+    near.shutdown().await.expect("taken");
+    pair.settle();
+    let mut byte = [0];
+    let waiting = timeout(Duration::from_secs(60), near.read(&mut byte));
+    assert!(waiting.await.is_err(), "nothing is known of it yet");
+    pair.exit.lock().next_asked().expect("asked for");
+    pair.exit.lock().connected(id, None);
+    pair.settle();
+    assert_eq!(near.read(&mut byte).await.expect("an orderly end"), 0);
 }
 
 #[tokio::test]
