@@ -5,12 +5,7 @@
 //! nobody can guess. It cannot give what the service has not signed, nor an older descriptor than the client has seen. How often a service is looked
 //! for is bounded, also where its points fail all the time, and so is how many are looked for at once: a web page can name as many as it likes.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    fmt,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use hoplite_crypto::onion::{
     client_authorisation::ClientSecret,
@@ -38,11 +33,11 @@ pub struct DescriptorsConfig {
     pub asked: usize,
     /// The time that each of them may take, with the circuit to it.
     pub answer: Duration,
-    /// One that had nothing new is not asked again for so long; twice as long after each time that the service was looked for.
+    /// One that had nothing new is not asked again for so long; twice as long after each time in a row, up to `within`.
     pub in_vain: Duration,
-    /// A service is looked for so often at most …
-    pub lookups: usize,
-    /// … in this time.
+    /// A service is looked for so often …
+    pub lookups: u32,
+    /// … in this time, and as often at once.
     pub within: Duration,
     /// Services that are looked for at once; others wait.
     pub at_once: usize,
@@ -185,6 +180,7 @@ impl Inner {
             return Err(Error::new(ErrorKind::PathFailed, doing).because(Reason::Limit));
         }
         shuffle(&mut hsdirs);
+        let pause = kept.pause(&self.config);
         let mut last = not_found();
         for hsdir in hsdirs.iter().take(self.config.asked) {
             match self.ask(hsdir, address, &key, kept).await {
@@ -193,8 +189,10 @@ impl Inner {
                 Err(error) if error.kind() == ErrorKind::Forbidden => return Err(error),
                 Err(error) => last = error,
             }
-            kept.note(hsdir, Instant::now(), &self.config);
+            kept.in_vain
+                .insert(hsdir.keys.ed25519, Instant::now() + pause);
         }
+        kept.failed = kept.failed.saturating_add(1);
         Err(last)
     }
 
@@ -297,8 +295,10 @@ struct Kept {
     descriptor: Option<KeptDescriptor>,
     /// HSDirs that had nothing new, until when.
     in_vain: HashMap<[u8; 32], Instant>,
-    /// When it was looked for.
-    lookups: VecDeque<Instant>,
+    /// When all lookups that it may have at once are there again.
+    rested: Option<Instant>,
+    /// Lookups in a row that were in vain.
+    failed: u32,
 }
 
 struct KeptDescriptor {
@@ -314,30 +314,30 @@ impl Kept {
 
     /// Whether it may be looked for now; then it counts as that.
     fn may_look(&mut self, now: Instant, config: &DescriptorsConfig) -> bool {
-        let is_over = |begun: &&Instant| now.saturating_duration_since(**begun) >= config.within;
-        while self.lookups.front().filter(is_over).is_some() {
-            self.lookups.pop_front();
+        let one = config.within / config.lookups.max(1);
+        if self.rested.is_none_or(|rested| rested <= now) {
+            self.failed = 0;
         }
-        let may = self.lookups.len() < config.lookups;
+        let rested = self.rested.map_or(now, |rested| rested.max(now)) + one;
+        let may = rested.saturating_duration_since(now) <= config.within;
         if may {
-            self.lookups.push_back(now);
+            self.rested = Some(rested);
         }
         may
+    }
+
+    /// For how long who has nothing new now is not asked again.
+    fn pause(&self, config: &DescriptorsConfig) -> Duration {
+        let pause = config
+            .in_vain
+            .saturating_mul(2_u32.saturating_pow(self.failed));
+        pause.min(config.within)
     }
 
     fn unasked(&mut self, placed: &Placed, now: Instant) -> Vec<Relay> {
         self.in_vain.retain(|_, until| *until > now);
         let unasked = |hsdir: &&Relay| !self.in_vain.contains_key(&hsdir.keys.ed25519);
         placed.hsdirs.iter().filter(unasked).cloned().collect()
-    }
-
-    fn note(&mut self, hsdir: &Relay, now: Instant, config: &DescriptorsConfig) {
-        let before = u32::try_from(self.lookups.len().saturating_sub(1)).unwrap_or(u32::MAX);
-        let pause = config
-            .in_vain
-            .saturating_mul(2_u32.saturating_pow(before))
-            .min(config.within);
-        self.in_vain.insert(hsdir.keys.ed25519, now + pause);
     }
 
     /// An HSDir may give an old one, of which nobody may be made to use the points again; while the same may be used, it is no news.
@@ -360,6 +360,7 @@ impl Kept {
         let lasts = read.lasts.min(period.max(config.least));
         let service = Arc::clone(&read.service);
         self.in_vain.clear();
+        self.failed = 0;
         self.descriptor = Some(KeptDescriptor {
             read,
             until: Instant::now() + lasts,

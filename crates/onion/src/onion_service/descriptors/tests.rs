@@ -262,8 +262,31 @@ async fn a_service_whose_points_fail_all_the_time_is_not_looked_for_all_the_time
         asked += scene.shelf.asked().len();
         tokio::time::advance(Duration::from_secs(1)).await;
     }
-    let most = 2 * config.lookups * config.asked;
+    let most = 3 * usize::try_from(config.lookups).expect("few") * config.asked;
     assert!(asked <= most, "{asked} of {most}");
+}
+
+/// As when the relays where it is introduced fail one after another.
+#[tokio::test(start_paused = true)]
+async fn a_service_that_has_changed_its_points_often_is_looked_for_again_before_long() {
+    let scene = Scene::new();
+    let config = DescriptorsConfig::default();
+    let change = |n: u8| {
+        let text = text(&scene.identity, 10 + n, 5 + u64::from(n), &[]);
+        (1..=6).for_each(|hsdir| scene.shelf.has(hsdir, &text));
+    };
+    change(0);
+    assert_eq!(scene.point().await, 10);
+    for n in 1..5 {
+        change(n);
+        assert_eq!(scene.newer().await, Some(10 + n));
+    }
+    change(5);
+    assert_eq!(scene.newer().await, None, "too often");
+    tokio::time::advance(config.within / config.lookups).await;
+    assert_eq!(scene.newer().await, Some(15));
+    change(6);
+    assert_eq!(scene.newer().await, None, "too often");
 }
 
 #[tokio::test(start_paused = true)]
