@@ -18,6 +18,7 @@ pub mod h3;
 pub mod http_datagram;
 pub mod http_head;
 pub mod ip;
+pub mod line_diff;
 mod onion_key;
 pub mod privacy_pass;
 mod protocols;

@@ -13,6 +13,8 @@ use base64::{
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig, general_purpose::STANDARD},
 };
 
+pub mod consensus_diff;
+pub mod directory_request;
 pub mod hsdir_request;
 pub mod server_descriptor;
 pub mod service_descriptor;
