@@ -1,12 +1,14 @@
-"""Relays of ours in a network of C tor, unaided: its authorities list them, and its clients, left alone, choose them.
+"""Relays of ours in a network of C tor, unaided: its authorities list them, and its clients, left alone, choose them, and have the directory from them.
 
 Needs `tor` and `tor-gencert`.
 """
 
+import datetime
 import json
 import pathlib
 import shutil
 import socket
+import sqlite3
 import subprocess
 import threading
 import time
@@ -29,12 +31,12 @@ class Ours:
 
     def __init__(self, lab, name, resolver, authorities, port=None):
         self.name, self.folder, self.port = name, lab.folder / name, port or free_port()
-        self.lab, self.runs = lab, 0
+        self.lab, self.runs, self.metrics = lab, 0, free_port()
         self.file = lab.folder / f"{name}.toml"
-        dirports = quoted(f"127.0.0.1:{authority.dirport}" for authority in authorities)
+        dirports = quoted(f"{authority.v3}@127.0.0.1:{authority.dirport}" for authority in authorities)
         self.file.write_text(
             f'name = "{name}"\nlisten = ["127.0.0.1:{self.port}"]\nidentity = "{self.folder}"\n\n[onion]\nenabled = true\nhsdir = true\n\n'
-            f'[onion.tor]\nauthorities = {dirports}\ncontact = "nobody <none@example.invalid>"\n\n'
+            f'[metrics]\nlisten = "127.0.0.1:{self.metrics}"\n\n[onion.tor]\nauthorities = {dirports}\ncontact = "nobody <none@example.invalid>"\n\n'
             f'[egress]\nallow = ["127.0.0.0/8"]\ndeny = ["*:25"]\nresolver = ["{resolver}"]\n')
 
     def start(self):
@@ -45,6 +47,13 @@ class Ours:
 
     def text(self):
         return self.process.text()
+
+    def given(self):
+        """What became of requests to its directory."""
+        text = urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=5).read().decode()
+        name = "hoplite_relay_onion_directory_requests_total{what="
+        lines = [line for line in text.splitlines() if line.startswith(name)]
+        return {line.split('"')[1]: int(line.split()[-1]) for line in lines}
 
     def keys(self):
         """What clients write of it."""
@@ -145,7 +154,7 @@ def attempt(body):
 def is_listed(checks, lab, authorities, mine, identities):
     began = time.monotonic()
     # Stable is who has been there for longer than half of all: of a young network at one moment these, at another those.
-    wanted = {"Running", "Valid", "Exit", "Fast", "exits"}
+    wanted = {"Running", "Valid", "Exit", "Fast", "V2Dir", "Guard", "exits"}
 
     def whole():
         flags = listed(authorities[0])
@@ -169,7 +178,7 @@ def is_listed(checks, lab, authorities, mine, identities):
         mode = (relay.folder / "secret_id_key").stat().st_mode & 0o777
         checks.check(f"{relay.name}'s RSA key is for its owner alone", mode == 0o600, oct(mode))
     text = descriptor(authorities[1], mine[0].keys()["rsa"])
-    for line in ("accept 127.0.0.0/8:*", "reject *:25", "hidden-service-dir", "contact nobody <none@example.invalid>", "platform Hoplite "):
+    for line in ("accept 127.0.0.0/8:*", "reject *:25", "hidden-service-dir", "tunnelled-dir-server", "contact nobody <none@example.invalid>", "platform Hoplite "):
         checks.check(f"the descriptor that an authority gives has {line!r}", f"\n{line}" in text, text[:1500])
 
 
@@ -199,6 +208,70 @@ def impostor(checks, lab, authorities, resolver, amber):
     mallory.process.stop()
 
 
+def alone(lab, name, authorities, mine, home=None):
+    """A client of C tor that reaches no authority, knows one of our relays, and leaves C tor's relays out: it has everything from ours."""
+    nowhere = free_port()
+    first = mine[0]
+    extra = "".join(f"DirAuthority {a.name} orport={nowhere} no-v2 v3ident={a.v3} 127.0.0.1:{nowhere} {a.line.split()[-1]}\n" for a in authorities)
+    extra += f"FallbackDir 127.0.0.1:{nowhere} orport={first.port} id={first.keys()['rsa']}\n"
+    extra += "ExcludeNodes a0,a1,a2,r0,r1\nStrictNodes 1\nLog [dir]info file {0}\n".format(lab.folder / f"{name}.dir")
+    return program(lab, name, [], extra)
+
+
+def cached(checks, lab, authorities, mine, http):
+    """One of our relays is all that a client knows: its directory, and with the others guard, middle and exit."""
+    before = mine[0].given()
+    via = alone(lab, "alone", authorities, mine)
+    checks.check("a C tor client has the whole directory from our relays alone", "Bootstrapped 100%" in via.text(), via.text()[-800:])
+    checks.attempt("and fetches over them", lambda: fetch(via, "127.0.0.1", http, 100_000))
+    given = mine[0].given()
+    checks.check("our directory cache gave it documents", given["given"] - before["given"] >= 3, f"{before}, {given}")
+    # Votes are each ten seconds: it asks for the next consensus while it has one that holds.
+    asked = wait_for("a difference", lambda: sum(relay.given()["diffs"] for relay in mine) > 0 or time.sleep(1), 90)
+    print("     requests to our directory caches:", {relay.name: relay.given() for relay in mine}, flush=True)
+    checks.check("it was given a difference", asked)
+    said = lab.folder / "alone.dir"
+    applied = wait_for("it to be applied", lambda: "Applied consensus diff" in said.read_text() or time.sleep(1), 30)
+    told = [line for line in said.read_text().splitlines() if "consensus diff" in line]
+    print(f"      {told[-1:]}", flush=True)
+    checks.check("and has applied it", applied and not any("Could not apply" in line for line in told), told[-4:])
+    return via
+
+
+def theirs(checks, mine):
+    """Our caches take C tor's differences."""
+    for relay in mine:
+        came = [line for line in relay.text().splitlines() if "a consensus of Tor's authorities was fetched" in line]
+        as_difference = sum("as_difference=true" in line for line in came)
+        print(f"     {relay.name}: {len(came)} consensuses, {as_difference} of them as differences", flush=True)
+        checks.check(f"{relay.name} takes differences of C tor's authorities", as_difference > 0, came[-3:])
+
+
+def over(checks, lab, authorities, mine, via, http):
+    """All authorities are gone, and the last consensus is over: who runs goes on, and who comes is given it for a day."""
+    for authority in authorities:
+        authority.process.stop()
+    checks.attempt("without authorities a client goes on", lambda: fetch(via, "127.0.0.1", http, 100_000))
+    # A consensus holds for six intervals of ten seconds.
+    wait_for("the last consensus to be over", lambda: over_for(mine[0]) or time.sleep(1), 120)
+    checks.attempt("and when the last consensus is over", lambda: fetch(via, "127.0.0.1", http, 100_000))
+    late = alone(lab, "late", authorities, mine)
+    checks.check("a client that comes then still has a directory", "Bootstrapped 100%" in late.text(), late.text()[-800:])
+    checks.attempt("and fetches", lambda: fetch(late, "127.0.0.1", http, 100_000))
+    lines = [line for line in mine[0].text().splitlines() if "a consensus of Tor's authorities cannot be had" in line]
+    checks.check("our relay's log says that it has no newer one", lines, mine[0].text()[-600:])
+
+
+def over_for(relay):
+    """Whether a minute and more has gone since it had a consensus last: so long they hold."""
+    path = relay.folder / "tor-directory.sqlite"
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as store:
+        text = store.execute("SELECT text FROM tor_document WHERE name = 'consensus'").fetchone()[0]
+    until = next(line for line in text.splitlines() if line.startswith("valid-until "))
+    until = datetime.datetime.fromisoformat(until.removeprefix("valid-until ")).replace(tzinfo=datetime.timezone.utc)
+    return until < datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(seconds=2)
+
+
 def main():
     checks = Checks("C tor: relays of ours in its consensus, chosen by its client")
     if not all(map(shutil.which, ("tor", "tor-gencert"))):
@@ -220,6 +293,9 @@ def main():
         is_listed(checks, lab, authorities, mine, [authority.v3 for authority in authorities])
         via = chosen(checks, lab, authorities, http)
         checks.attempt("1 MB more", lambda: fetch(via, "127.0.0.1", http, 1_000_000))
+        over_ours = cached(checks, lab, authorities, mine, http)
+        theirs(checks, mine)
+        over(checks, lab, authorities, mine, over_ours, http)
         for relay in mine:
             checks.check(f"{relay.name}'s log has no panic", "panicked" not in relay.text(), relay.text()[-600:])
     checks.done()

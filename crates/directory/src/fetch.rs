@@ -9,7 +9,11 @@ use hoplite_overlay::{Overlay, Stream, Terms};
 use hoplite_wire::{
     Target,
     directory::SignedDescriptor,
-    tor::{hsdir_request::HsDirRequest, service_descriptor::DESCRIPTOR},
+    tor::{
+        directory_request::{diff_from_field, to_http_date},
+        hsdir_request::HsDirRequest,
+        service_descriptor::DESCRIPTOR,
+    },
 };
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
@@ -59,6 +63,38 @@ pub async fn fetch(
 ) -> Result<String, FetchError> {
     let request = request(Method::GET, &authority.to_string(), path, Bytes::new());
     ask(overlay, authority, request, most, limit).await
+}
+
+/// A consensus that a client has already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Known<'a> {
+    /// From when it holds, in seconds since 1970.
+    pub(crate) valid_after: u64,
+    /// SHA3-256 of what is signed of it.
+    pub(crate) hash: &'a [u8; 32],
+}
+
+/// Gets a consensus of Tor's of at most `most` bytes, or a difference to the one that is known. dir-spec "Serving and requesting diffs".
+pub(crate) async fn fetch_consensus(
+    overlay: &dyn Overlay,
+    directory: &Target,
+    (path, known): (&str, Option<Known<'_>>),
+    most: usize,
+    limit: Duration,
+) -> Result<String, FetchError> {
+    let mut request = request(Method::GET, &directory.to_string(), path, Bytes::new());
+    if let Some(known) = known {
+        let fields = [
+            ("x-or-diff-from-consensus", diff_from_field(known.hash)),
+            ("if-modified-since", to_http_date(known.valid_after)),
+        ];
+        for (name, value) in fields {
+            if let Ok(value) = value.parse() {
+                request.headers_mut().insert(name, value);
+            }
+        }
+    }
+    ask(overlay, directory, request, most, limit).await
 }
 
 /// The field of a request by which a descriptor's pin is proven: see [`crate::said_by_holder`].
@@ -124,6 +160,11 @@ pub async fn publish_descriptor(stream: Stream, descriptor: &str) -> Result<(), 
 }
 
 impl FetchError {
+    /// The answer is that there is no later one.
+    pub(crate) fn is_not_modified(&self) -> bool {
+        matches!(self, Self::Status { status: 304, .. })
+    }
+
     /// The answer is that there is no such thing.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Status { status: 404, .. })

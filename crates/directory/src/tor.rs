@@ -1,18 +1,21 @@
 //! Tor's own directory, so that circuits can go through C tor: a consensus that a majority of known authorities has signed, with the
 //! microdescriptors that it names, as relays. [`fetch_all`] asks a directory for all of it, once; a [`Client`] keeps it and renews it.
 //! A relay of ours tells of itself there by a [`server_descriptor`].
-//! dir-spec "Network status consensus", "Accepting server descriptors", "Client operation". Texts are read by `wire::tor`.
+//! dir-spec "Network status consensus", "Accepting server descriptors", "Client operation". Texts are read by `wire::tor`. What a directory cache keeps for
+//! others, and when it asks, is in [`Cached`].
 //!
 //! # Not in this room
-//! Consensus differences (proposal 140), compressed answers: a renewal fetches the whole consensus.
+//! Compressed answers are not asked for; giving documents to others is the relay's.
 
+mod cache;
 mod client;
 pub(crate) mod positions;
 pub mod server_descriptor;
 #[cfg(test)]
 mod tests;
 
-pub use client::{Client, Renewal, Renewed, renew};
+pub use cache::{Cached, CachedCertificate};
+pub use client::{Came, Client, Renewal, Renewed, renew};
 pub use positions::TorRelay;
 
 use std::{

@@ -6,7 +6,7 @@ use std::path::Path;
 use hoplite_channel::How;
 use hoplite_directory::{Trust, tor};
 use hoplite_mediator::Listen;
-use hoplite_relay::config::Egress;
+use hoplite_relay::config::{Egress, Tor};
 use serde_json::json;
 
 use crate::{
@@ -124,6 +124,10 @@ fn relay(relay: &Relay) -> Meaning {
         format!(
             "tells {authorities} authorities of Tor's network of itself, over HTTP in the clear"
         )
+    }));
+    let caches = config.onion.tor.as_ref().is_some_and(Tor::caches);
+    lines.extend(caches.then(|| {
+        "is a directory cache of Tor's network: fetches what its authorities publish, and gives it over circuits".into()
     }));
     lines.push(match config.auth.token.len() {
         0 if config.auth.is_closed() => "serves whoever has private tokens".into(),

@@ -470,6 +470,15 @@ pub(crate) fn random() -> Box<dyn FnMut(u64) -> u64 + Send> {
     })
 }
 
+/// In an order that nobody can guess.
+pub(crate) fn shuffle<T>(all: &mut [T]) {
+    let mut random = random();
+    for end in (1..all.len()).rev() {
+        let most = u64::try_from(end).unwrap_or(0).saturating_add(1);
+        all.swap(end, usize::try_from(random(most)).unwrap_or(0));
+    }
+}
+
 /// A relay, and where its private tokens come from.
 pub(crate) fn relay(hop: &client::Hop, wallets: &Wallets) -> Relay {
     let trust = match hop.relay.pin {

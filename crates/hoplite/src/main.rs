@@ -28,6 +28,7 @@ mod relay;
 mod say;
 mod service_keys;
 mod status;
+mod tor_cache;
 mod tor_relays;
 mod up;
 mod wallet;

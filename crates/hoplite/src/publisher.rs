@@ -266,7 +266,11 @@ impl TorDirectory {
             identity: config.identity.clone(),
             tap,
             about,
-            authorities: tor.authorities.clone(),
+            authorities: tor
+                .authorities
+                .iter()
+                .map(|one| one.address.clone())
+                .collect(),
             started: Instant::now(),
             handed_in: None,
             due: Instant::now(),
@@ -384,6 +388,7 @@ fn about(config: &Config, tor: &Tor, listen: &[SocketAddr]) -> Option<About> {
         contact: tor.contact.clone(),
         protocols: config.onion.subprotocols(config.is_egress()),
         hsdir: config.onion.hsdir,
+        directory_cache: tor.caches(),
         exit: exit_policy(config, listen),
         exit_v6: address_v6.and_then(|_| open_ports(config)),
     })
@@ -511,6 +516,7 @@ mod tests {
         let tor = Tor {
             authorities: Vec::new(),
             contact: Some("op@example.org".into()),
+            directory_cache: Some(false),
         };
         let listen = ["[2001:db8::1]:443", "192.0.2.1:443"].map(|it| it.parse().expect(it));
         let said = about(&config, &tor, &listen).expect("an address");

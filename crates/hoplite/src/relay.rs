@@ -26,6 +26,7 @@ use crate::{
     process::{self, Asked, Signals},
     publisher::{Publisher, tokens_of},
     say::Failure,
+    tor_cache::TorCache,
 };
 
 /// Serves with the file at `path`.
@@ -54,6 +55,7 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         let (publish_tokens, told) = watch::channel(tokens_of(&loaded.config));
         let publisher = Publisher::of(&loaded.config, &handle, onion.as_ref(), (current, told))?;
         let reader = Reader::of(&loaded.config, &handle)?;
+        let cache = TorCache::of(&loaded.config, &handle)?;
         let (tell, said) = watch::channel(loaded.config.auth.private_tokens.clone());
         let keeper = Keeper::new(said, &handle);
         let reloads = Reloads {
@@ -68,6 +70,7 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
             () = publish(publisher) => {}
             () = rotate(rotation) => {}
             () = read(reader) => {}
+            () = cache_for_tor(cache) => {}
         }
         Ok(())
     })
@@ -130,6 +133,14 @@ async fn publish(publisher: Option<Publisher>) {
 async fn read(reader: Option<Reader>) {
     match reader {
         Some(reader) => reader.run().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Is a directory cache of Tor's network, if the file says so; never ends.
+async fn cache_for_tor(cache: Option<TorCache>) {
+    match cache {
+        Some(cache) => cache.run().await,
         None => std::future::pending().await,
     }
 }

@@ -26,7 +26,7 @@ use crate::{
     ip::Ip,
     limits::{INITIAL_WINDOWS, Quotas},
     metrics::{Metrics, exporter},
-    onion::{self, Circuits, HsDir, Listed, Onion},
+    onion::{self, Circuits, DirectoryCache, HsDir, Listed, Onion},
     serve::{Alive, Phase, Shared, handler::Templates, shard},
 };
 
@@ -236,6 +236,12 @@ impl Handle {
     pub fn hsdir(&self) -> Option<HsDir> {
         let onion = self.shared.onion.as_ref()?;
         onion.hsdir().cloned()
+    }
+
+    /// What gives the documents of Tor's directory, if it does.
+    pub fn directory_cache(&self) -> Option<DirectoryCache> {
+        let onion = self.shared.onion.as_ref()?;
+        onion.directory_cache().cloned()
     }
 
     /// What changes its onion keys, if it serves circuits.

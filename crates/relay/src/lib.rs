@@ -27,5 +27,7 @@ mod serve;
 pub use client_regions::ClientRegions;
 pub use config::{Config, ConfigError};
 pub use handle::{Handle, IssuerKeys, Parts, Rekey, Relay, StartError};
-pub use onion::{Circuits, HsDir, Listed};
+pub use onion::{
+    Circuits, DirectoryCache, Documents, Encoded, GivenCertificate, GivenConsensus, HsDir, Listed,
+};
 pub use policy::{Rule, RuleError, exit_policy};

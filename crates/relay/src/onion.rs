@@ -5,6 +5,8 @@
 //! Every circuit that somebody else begins is a request of that client to the limits, by its address: channels know no tokens.
 
 mod admitted_channel;
+mod directory_cache;
+mod directory_streams;
 mod exit_overlay;
 mod hsdir;
 mod known_relays;
@@ -38,9 +40,13 @@ use self::{
     exit_overlay::{ExitOverlay, NextRelays},
     known_relays::KnownRelays,
 };
-pub use self::{hsdir::HsDir, known_relays::Listed};
+pub use self::{
+    directory_cache::{DirectoryCache, Documents, Encoded, GivenCertificate, GivenConsensus},
+    hsdir::HsDir,
+    known_relays::Listed,
+};
 use crate::{
-    config::{Config, LinkKind, Onion as Settings},
+    config::{Config, LinkKind, Onion as Settings, Tor},
     egress::Egress,
     limits::{ClientKey, Place, Quotas},
     metrics::Metrics,
@@ -70,6 +76,7 @@ pub(crate) struct Onion {
     settings: Settings,
     relay: Arc<relay::Relay>,
     hsdir: Option<HsDir>,
+    directory_cache: Option<DirectoryCache>,
     known: Arc<KnownRelays>,
     channels: Channels,
     dialer: ChannelDialer,
@@ -157,13 +164,20 @@ impl Onion {
             relay.policy = exit.clone();
             relay.out = config.is_egress().then_some(exit as _);
             let hsdir = settings.hsdir.then(|| HsDir::new(&settings));
-            relay.directory = hsdir.clone().map(|hsdir| Arc::new(hsdir) as _);
+            let caches = settings.tor.as_ref().is_some_and(Tor::caches);
+            let cache = caches.then(|| DirectoryCache::new(&settings, hsdir.clone()));
+            relay.directory = match (&cache, &hsdir) {
+                (Some(cache), _) => Some(Arc::new(cache.clone())),
+                (None, Some(hsdir)) => Some(Arc::new(hsdir.clone())),
+                (None, None) => None,
+            };
             Self {
                 shown: Shown::new(us, certificate),
                 circuits: Shares::new(settings.circuits),
                 settings,
                 relay: Arc::new(relay),
                 hsdir,
+                directory_cache: cache,
                 known,
                 channels,
                 dialer,
@@ -187,6 +201,11 @@ impl Onion {
     /// What keeps descriptors of onion services, if it does.
     pub(crate) fn hsdir(&self) -> Option<&HsDir> {
         self.hsdir.as_ref()
+    }
+
+    /// What gives the documents of Tor's directory, if it does.
+    pub(crate) fn directory_cache(&self) -> Option<&DirectoryCache> {
+        self.directory_cache.as_ref()
     }
 
     /// Takes other onion keys: circuits that are there go on.

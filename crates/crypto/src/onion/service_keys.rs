@@ -379,8 +379,8 @@ fn sha512(parts: &[&[u8]]) -> Zeroizing<[u8; 64]> {
     out
 }
 
-/// The specification's `H`.
-pub(crate) fn sha3_256(parts: &[&[u8]]) -> [u8; 32] {
+/// SHA3-256 of all parts: the specification's `H`, and what names a consensus to which a difference is told.
+pub fn sha3_256(parts: &[&[u8]]) -> [u8; 32] {
     let mut context = digest::Context::new(&SHA3_256);
     parts.iter().for_each(|part| context.update(part));
     let mut out = [0; 32];

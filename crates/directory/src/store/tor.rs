@@ -1,14 +1,15 @@
 //! Tor's documents in a client's file: the consensus that is used, the certificates of those who have signed it, and the microdescriptors that it
-//! names. The tables are made when they are first needed; whoever does not know them leaves them alone.
+//! names; a directory cache's file has earlier consensuses, too. The tables are made when they are first needed; whoever does not know them leaves them alone.
 
 use std::collections::HashSet;
 
-use rusqlite::{OptionalExtension, Transaction, params};
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 use super::{Store, StoreError};
 
 const TABLES: &str = "
 CREATE TABLE IF NOT EXISTS tor_document (name TEXT NOT NULL PRIMARY KEY, text TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tor_earlier (number INTEGER PRIMARY KEY, text TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS tor_microdescriptor (digest BLOB NOT NULL PRIMARY KEY, text TEXT NOT NULL) WITHOUT ROWID;
 ";
 const CONSENSUS: &str = "consensus";
@@ -47,6 +48,53 @@ impl Store {
         })
     }
 
+    /// The consensus, if there is one: without all that belongs to it.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn tor_consensus(&self) -> Result<Option<String>, StoreError> {
+        Ok(document(&self.connection, CONSENSUS)?)
+    }
+
+    /// The numbers of earlier consensuses, the latest first.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn tor_earlier(&self) -> Result<Vec<i64>, StoreError> {
+        let sql = "SELECT number FROM tor_earlier ORDER BY number DESC";
+        let mut numbers = self.connection.prepare(sql)?;
+        let numbers = numbers.query_map([], |row| row.get(0))?;
+        Ok(numbers.collect::<rusqlite::Result<_>>()?)
+    }
+
+    /// An earlier consensus, by its number.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn tor_earlier_consensus(&self, number: i64) -> Result<Option<String>, StoreError> {
+        let sql = "SELECT text FROM tor_earlier WHERE number = ?1";
+        let found = self
+            .connection
+            .query_row(sql, [number], |row| row.get(0))
+            .optional();
+        Ok(found?)
+    }
+
+    /// The consensus that is kept becomes an earlier one, of which there are `most` at most; the oldest go.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn keep_tor_earlier(&mut self, most: usize) -> Result<(), StoreError> {
+        self.transaction(|transaction| {
+            transaction.execute_batch(TABLES)?;
+            let sql = "INSERT INTO tor_earlier (text) SELECT text FROM tor_document WHERE name = ?1";
+            transaction.execute(sql, [CONSENSUS])?;
+            let sql = "DELETE FROM tor_earlier WHERE number NOT IN (SELECT number FROM tor_earlier ORDER BY number DESC LIMIT ?1)";
+            let most = i64::try_from(most).unwrap_or(i64::MAX);
+            transaction.execute(sql, [most]).map(drop)
+        })
+    }
+
     /// Keeps a consensus and the certificates for it instead of those before, and these microdescriptors, each with its SHA-256, beside those that
     /// are kept and `named`; others go. All of it or nothing.
     ///
@@ -74,9 +122,9 @@ impl Store {
     }
 }
 
-fn document(transaction: &Transaction<'_>, name: &str) -> rusqlite::Result<Option<String>> {
+fn document(connection: &Connection, name: &str) -> rusqlite::Result<Option<String>> {
     let sql = "SELECT text FROM tor_document WHERE name = ?1";
-    transaction
+    connection
         .query_row(sql, [name], |row| row.get(0))
         .optional()
 }
@@ -125,5 +173,23 @@ mod tests {
             microdescriptors: "twothree".into(),
         };
         assert_eq!(kept, expected);
+    }
+    #[test]
+    fn as_many_earlier_consensuses_are_kept_as_are_wanted_and_the_oldest_go() {
+        let mut store = Store::in_memory().expect("made");
+        for text in ["a", "b", "c", "d"] {
+            store.keep_tor_earlier(2).expect("kept");
+            let none = std::iter::empty();
+            store
+                .keep_tor_documents((text, ""), none, &HashSet::new())
+                .expect("kept");
+        }
+        let numbers = store.tor_earlier().expect("read");
+        let texts = numbers.iter().map(|number| {
+            let text = store.tor_earlier_consensus(*number).expect("read");
+            text.expect("there")
+        });
+        assert_eq!(texts.collect::<Vec<_>>(), ["c", "b"]);
+        assert_eq!(store.tor_consensus().expect("read").as_deref(), Some("d"));
     }
 }

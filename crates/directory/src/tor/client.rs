@@ -2,24 +2,31 @@
 //!
 //! Directories are not trusted. One can answer nothing, or something old that still holds: an older one than was seen is refused, and so is one
 //! of whose relays too many are not described. It can cost no more than the bounds of each answer: [`TEXT`] bytes for a consensus, 1 MiB for each
-//! batch of microdescriptors, and of those no more batches than the consensus has relays.
+//! batch of microdescriptors, and of those no more batches than the consensus has relays. Who has a consensus that holds asks for the difference to it;
+//! one that does not fit costs one question more.
 
 use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream};
-use hoplite_crypto::onion::rsa::{PublicKey, sha256};
+use hoplite_crypto::onion::{
+    rsa::{PublicKey, sha256},
+    service_keys::sha3_256,
+};
 use hoplite_overlay::Overlay;
 use hoplite_wire::{
     Target,
-    tor::{Consensus, KeyCertificate, Microdescriptor, TEXT},
+    tor::{Consensus, KeyCertificate, Microdescriptor, TEXT, consensus_diff::ConsensusDiff},
 };
 use tokio::task::spawn_blocking;
 
 use super::{
-    ANSWER, BATCH, CONSENSUS, Described, Descriptions, Network, NoNetwork, Trust, check,
-    check_signatures, check_times, positions,
+    ANSWER, BATCH, CONSENSUS, Described, Descriptions, Network, NoNetwork, Trust, cache::Keeps,
+    check, check_signatures, check_times, positions,
 };
-use crate::{Heard, Refused, Store, StoreError, fetch};
+use crate::{
+    Heard, Refused, Store, StoreError, fetch,
+    fetch::{Known, fetch_consensus},
+};
 
 /// Where a directory has the certificates of an authority's identity and signing keys.
 const CERTIFICATES: &str = "/tor/keys/fp-sk/";
@@ -32,19 +39,23 @@ const SLOWER: u32 = 3;
 #[derive(Debug)]
 pub struct Client {
     trust: Trust,
-    store: Store,
-    newest: Option<Newest>,
+    pub(super) store: Store,
+    pub(super) newest: Option<Newest>,
     /// Of those who have signed the newest.
     certificates: Arc<str>,
     /// What its relays say.
     described: Arc<Descriptions>,
+    /// What is kept beside that, for others.
+    pub(super) keeps: Keeps,
 }
 
 #[derive(Clone, Debug)]
-struct Newest {
-    network: Arc<Network>,
+pub(super) struct Newest {
+    pub(super) network: Arc<Network>,
     /// SHA-256 of what is signed.
     hash: [u8; 32],
+    /// SHA3-256 of the same: by it a difference is asked for.
+    diff_hash: [u8; 32],
 }
 
 impl Client {
@@ -58,6 +69,7 @@ impl Client {
         let read = check_signatures(&kept.consensus, &kept.certificates, &trust, now);
         let newest = read.ok().map(|consensus| Newest {
             hash: sha256(consensus.signed.as_bytes()),
+            diff_hash: sha3_256(&[consensus.signed.as_bytes()]),
             network: Arc::new(Network::of(consensus, &described)),
         });
         Ok(Self {
@@ -66,6 +78,7 @@ impl Client {
             newest,
             certificates: kept.certificates.into(),
             described: Arc::new(described),
+            keeps: Keeps::default(),
         })
     }
 
@@ -97,9 +110,18 @@ impl Client {
     /// What a renewal goes by.
     pub fn renewal(&self) -> Renewal {
         let newest = self.newest.as_ref();
+        // Without its text the whole of the next is asked for.
+        let text = newest.and_then(|_| self.store.tor_consensus().ok().flatten());
+        let earlier = newest.zip(text).map(|(newest, text)| Earlier {
+            text: text.into(),
+            hash: newest.diff_hash,
+            valid_after: newest.network.valid_after,
+            valid_until: newest.network.valid_until,
+        });
         Renewal {
             trust: self.trust.clone(),
             newest: newest.map(|newest| (newest.network.valid_after, newest.hash)),
+            earlier,
             certificates: Arc::clone(&self.certificates),
             described: Arc::clone(&self.described),
         }
@@ -118,12 +140,22 @@ impl Client {
         }
         let fresh = renewed.fresh.iter();
         let fresh = fresh.map(|(digest, text)| (*digest, text.as_str()));
-        let named = renewed.described.keys().copied().collect();
+        let named = self
+            .keeps
+            .named(&renewed.described, renewed.network.valid_after);
+        let is_other = self
+            .newest
+            .as_ref()
+            .is_none_or(|newest| newest.hash != renewed.hash);
+        if is_other && self.keeps.consensuses > 0 {
+            self.store.keep_tor_earlier(self.keeps.consensuses)?;
+        }
         let texts = (&*renewed.consensus, &*renewed.certificates);
         self.store.keep_tor_documents(texts, fresh, &named)?;
         self.newest = Some(Newest {
             network: Arc::new(renewed.network),
             hash: renewed.hash,
+            diff_hash: renewed.diff_hash,
         });
         self.certificates = renewed.certificates.into();
         self.described = Arc::new(renewed.described);
@@ -150,8 +182,45 @@ pub struct Renewal {
     trust: Trust,
     /// From when the newest consensus holds, and the hash of what is signed in it.
     newest: Option<(u64, [u8; 32])>,
+    earlier: Option<Earlier>,
     certificates: Arc<str>,
     described: Arc<Descriptions>,
+}
+
+/// The consensus that is here, for directories to tell the difference to.
+#[derive(Clone)]
+struct Earlier {
+    text: Arc<str>,
+    /// SHA3-256 of what is signed.
+    hash: [u8; 32],
+    valid_after: u64,
+    valid_until: u64,
+}
+
+impl Earlier {
+    /// The later one, if this is the difference to it.
+    fn apply(&self, difference: &str) -> Option<String> {
+        let difference = ConsensusDiff::parse(difference).ok()?;
+        (difference.from == self.hash).then_some(())?;
+        let later = difference.apply(&self.text).ok()?;
+        let fits = later.len() <= TEXT && sha3_256(&[later.as_bytes()]) == difference.to;
+        fits.then_some(later)
+    }
+}
+
+impl fmt::Debug for Earlier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Earlier").finish_non_exhaustive()
+    }
+}
+
+/// How a consensus came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Came {
+    /// Bytes of the answer.
+    pub bytes: usize,
+    /// It was the difference to the one before.
+    pub as_difference: bool,
 }
 
 /// What a renewal brought, for [`Client::take`].
@@ -159,6 +228,8 @@ pub struct Renewal {
 pub struct Renewed {
     consensus: Arc<str>,
     hash: [u8; 32],
+    diff_hash: [u8; 32],
+    came: Came,
     certificates: String,
     /// What its relays say, as far as is known.
     described: Descriptions,
@@ -167,10 +238,19 @@ pub struct Renewed {
     network: Network,
 }
 
+impl Renewed {
+    /// How its consensus came.
+    pub fn came(&self) -> Came {
+        self.came
+    }
+}
+
 /// A consensus that is believed, and what is known of its relays so far.
 struct Believed {
     consensus: Arc<str>,
     hash: [u8; 32],
+    diff_hash: [u8; 32],
+    came: Came,
     certificates: String,
     described: Descriptions,
     fresh: Vec<([u8; 32], String)>,
@@ -208,7 +288,7 @@ impl Renewal {
     /// Judges a consensus, by the certificates that are held and those that were answered. `None`: it is the one that is here, and nothing is missing.
     fn believe(
         &self,
-        consensus: &Arc<str>,
+        (consensus, came): (&Arc<str>, Came),
         answered: &str,
         now: u64,
     ) -> Result<Option<Believed>, Refused> {
@@ -232,6 +312,8 @@ impl Renewal {
         Ok(Some(Believed {
             consensus: Arc::clone(consensus),
             hash,
+            diff_hash: sha3_256(&[read.signed.as_bytes()]),
+            came,
             certificates,
             described,
             fresh: Vec::new(),
@@ -240,7 +322,7 @@ impl Renewal {
     }
 }
 
-fn signing_id(certificate: &KeyCertificate<'_>) -> Option<[u8; 20]> {
+pub(super) fn signing_id(certificate: &KeyCertificate<'_>) -> Option<[u8; 20]> {
     PublicKey::authority(&certificate.signing).map(|key| key.id())
 }
 
@@ -306,6 +388,8 @@ impl Believed {
         Ok(Renewed {
             consensus: self.consensus,
             hash: self.hash,
+            diff_hash: self.diff_hash,
+            came: self.came,
             certificates: self.certificates,
             described: self.described,
             fresh: self.fresh,
@@ -366,9 +450,7 @@ async fn consensus_of(
     now: u64,
     limit: Duration,
 ) -> Result<Option<Believed>, NoNetwork> {
-    let longer = limit.saturating_mul(SLOWER);
-    let consensus = fetch(overlay, source, CONSENSUS, TEXT, longer).await?;
-    let consensus: Arc<str> = consensus.into();
+    let (consensus, came) = text_of(renewal, overlay, source, now, limit).await?;
     let (asks, text) = (renewal.clone(), Arc::clone(&consensus));
     let wanted = beside(move || asks.certificates_wanted(&text, now)).await?;
     let answered = match wanted {
@@ -376,7 +458,56 @@ async fn consensus_of(
         None => String::new(),
     };
     let renewal = renewal.clone();
-    beside(move || renewal.believe(&consensus, &answered, now)).await
+    beside(move || renewal.believe((&consensus, came), &answered, now)).await
+}
+
+/// A consensus that a directory has, whole or by the difference to the one that is here; the latter, if the directory has no later one.
+async fn text_of(
+    renewal: &Renewal,
+    overlay: &dyn Overlay,
+    source: &Target,
+    now: u64,
+    limit: Duration,
+) -> Result<(Arc<str>, Came), NoNetwork> {
+    let longer = limit.saturating_mul(SLOWER);
+    // Of one that is over a directory learns no more than that somebody has come back: he asks as one who has none.
+    let earlier = renewal
+        .earlier
+        .as_ref()
+        .filter(|earlier| now <= earlier.valid_until);
+    let known = earlier.map(|earlier| Known {
+        valid_after: earlier.valid_after,
+        hash: &earlier.hash,
+    });
+    let answer = fetch_consensus(overlay, source, (CONSENSUS, known), TEXT, longer).await;
+    let answer = match (answer, earlier) {
+        (Err(error), Some(earlier)) if error.is_not_modified() => {
+            let came = Came {
+                bytes: 0,
+                as_difference: false,
+            };
+            return Ok((Arc::clone(&earlier.text), came));
+        }
+        (answer, _) => answer?,
+    };
+    let came = Came {
+        bytes: answer.len(),
+        as_difference: ConsensusDiff::is_one(&answer),
+    };
+    if !came.as_difference {
+        return Ok((answer.into(), came));
+    }
+    let earlier = earlier.cloned();
+    let later = beside(move || Ok(earlier.and_then(|earlier| earlier.apply(&answer)))).await?;
+    if let Some(later) = later {
+        return Ok((later.into(), came));
+    }
+    let whole = fetch_consensus(overlay, source, (CONSENSUS, None), TEXT, longer).await?;
+    let came = Came {
+        bytes: came.bytes.saturating_add(whole.len()),
+        as_difference: false,
+    };
+    Ok((whole.into(), came))
 }
 
 /// Beside the traffic: signatures and texts of millions of bytes take their time.

@@ -156,6 +156,7 @@ mod tests {
             contact: None,
             protocols: "Link=4-5 Relay=2-4".into(),
             hsdir: false,
+            directory_cache: false,
             exit: vec!["reject *:*".parse().expect("a rule")],
             exit_v6: None,
         }

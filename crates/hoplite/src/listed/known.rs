@@ -10,7 +10,7 @@ use hoplite_directory::{
 };
 use hoplite_overlay::Overlay;
 use hoplite_wire::Target;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::{
     client,
@@ -170,17 +170,19 @@ fn sources(file: &TorDirectory, ask: Ask) -> Vec<Target> {
         let any = all.into_iter().next();
         return any.map_or_else(Vec::new, |any| vec![any; ATTEMPTS]);
     }
-    let mut random = client::random();
-    for end in (1..all.len()).rev() {
-        let most = u64::try_from(end).unwrap_or(0).saturating_add(1);
-        all.swap(end, usize::try_from(random(most)).unwrap_or(0));
-    }
+    client::shuffle(&mut all);
     all.truncate(ATTEMPTS);
     all
 }
 
 /// Takes what was asked for.
 pub(super) fn take_tor(known: &mut tor::Client, renewed: tor::Renewed) -> Outcome {
+    let came = renewed.came();
+    debug!(
+        bytes = came.bytes,
+        as_difference = came.as_difference,
+        "Tor's consensus was fetched"
+    );
     match known.take(renewed) {
         Ok(Ok(Heard::Newer)) => Outcome::Newer,
         Ok(Ok(Heard::Same)) => Outcome::Current,

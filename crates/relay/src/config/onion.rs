@@ -1,14 +1,14 @@
 //! `[onion]`: whether the relay carries circuits of Tor's cells beside MASQUE, on the same port number, and how many.
 //! Where circuits may end stands in `[egress]`; see `crate::onion`, and docs/operating.md for what it means to open a relay.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
 use hoplite_config::above_zero;
 use hoplite_link::LinkKind;
 use hoplite_wire::{
     Protocols, Target,
     tor::{
-        AUTHORITIES,
+        AUTHORITIES, fingerprint,
         server_descriptor::{NICKNAME, is_contact, is_nickname},
     },
 };
@@ -94,6 +94,12 @@ pub struct Onion {
     pub hsdir_publishes_per_second: u32,
     /// Requests for descriptors, and to keep one, that are open at once; nobody has more of them than are free for others.
     pub hsdir_streams: usize,
+    /// Requests to the directory cache (`onion.tor.directory_cache`) that are open at once; nobody has more of them than are free for others.
+    pub directory_streams: usize,
+    /// Bytes of documents that it gives at once; and then this many a second (`directory_bytes_per_second`). Each relay or client that asks has a part.
+    pub directory_bytes: usize,
+    /// Bytes of documents that it gives each second.
+    pub directory_bytes_per_second: usize,
     /// Other relays that channels are kept to, and that are remembered as not answering. For one more, one goes that the directory's list does not
     /// have, or that is idle.
     pub relays: usize,
@@ -128,12 +134,69 @@ pub struct Onion {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tor {
-    /// `host:port` of each authority's DirPort, to which the server descriptor is handed in.
+    /// Each authority, to which the server descriptor is handed in.
     #[serde(deserialize_with = "hoplite_config::list")]
-    pub authorities: Vec<Target>,
+    pub authorities: Vec<TorAuthority>,
     /// Who runs the relay, in one line that everybody can read.
     #[serde(default)]
     pub contact: Option<String>,
+    /// Be a directory cache, for which the authorities' v3 identities are needed. By default: where all of them are named.
+    #[serde(default)]
+    pub directory_cache: Option<bool>,
+}
+
+/// An authority of a network of Tor's: `HOST:PORT`, or `FINGERPRINT@HOST:PORT`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TorAuthority {
+    /// SHA-1 of its v3 identity key, if it is named.
+    pub identity: Option<[u8; 20]>,
+    /// Its DirPort.
+    pub address: Target,
+}
+
+/// The text names no authority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TorAuthorityError;
+
+impl FromStr for TorAuthority {
+    type Err = TorAuthorityError;
+
+    fn from_str(text: &str) -> Result<Self, TorAuthorityError> {
+        let (identity, address) = match text.split_once('@') {
+            Some((identity, address)) => (
+                Some(fingerprint(identity).ok_or(TorAuthorityError)?),
+                address,
+            ),
+            None => (None, text),
+        };
+        let address = address.parse().map_err(|_| TorAuthorityError)?;
+        Ok(Self { identity, address })
+    }
+}
+
+impl fmt::Display for TorAuthorityError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let expected = "expected \"HOST:PORT\" or \"FINGERPRINT@HOST:PORT\": 40 hexadecimal digits, the authority's v3ident in C tor, and its DirPort";
+        f.write_str(expected)
+    }
+}
+
+impl fmt::Debug for TorAuthority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TorAuthority(hidden)")
+    }
+}
+
+impl Tor {
+    /// Whether the relay is a directory cache.
+    pub fn caches(&self) -> bool {
+        self.directory_cache.unwrap_or_else(|| self.names_all())
+    }
+
+    /// Whether a consensus can be checked.
+    fn names_all(&self) -> bool {
+        self.authorities.iter().all(|one| one.identity.is_some())
+    }
 }
 
 impl Default for Onion {
@@ -171,6 +234,9 @@ impl Default for Onion {
             hsdir_publishes: 400,
             hsdir_publishes_per_second: 40,
             hsdir_streams: 512,
+            directory_streams: 512,
+            directory_bytes: 64 << 20,
+            directory_bytes_per_second: 4 << 20,
             relays: 4096,
             relays_per_address: 64,
             padding: true,
@@ -202,7 +268,7 @@ impl Onion {
     }
 
     /// All subprotocols of Tor that it speaks as a relay, as a server descriptor says them; `exit`: it connects to targets. tor-spec "Subprotocol
-    /// versioning". Not among them are TAP (`Relay=1`), padding machines (`Padding=2`) and a directory's documents (`DirCache`).
+    /// versioning". Not among them are TAP (`Relay=1`) and padding machines (`Padding=2`).
     pub fn subprotocols(&self, exit: bool) -> String {
         let agreed = self.protocols(exit);
         let (flow, relay) = match (self.congestion_control, agreed.has(Protocols::CGO)) {
@@ -214,6 +280,7 @@ impl Onion {
             ("Conflux", agreed.has(Protocols::CONFLUX), "1"),
             ("Cons", true, "1-2"),
             ("Desc", true, "1-2"),
+            ("DirCache", self.tor.as_ref().is_some_and(Tor::caches), "2"),
             ("FlowCtrl", true, flow),
             ("HSDir", self.hsdir, "2"),
             ("HSIntro", self.services, "4-5"),
@@ -251,6 +318,10 @@ impl Onion {
         }
         if !(1..=AUTHORITIES).contains(&tor.authorities.len()) {
             return wrong("onion.tor.authorities", "expected 1 to 64 authorities");
+        }
+        if tor.directory_cache == Some(true) && !tor.names_all() {
+            let problem = "a consensus is believed by who has signed it: name each of `authorities` with its v3 identity, FINGERPRINT@HOST:PORT";
+            return wrong("onion.tor.directory_cache", problem);
         }
         if tor.contact.as_deref().is_some_and(|text| !is_contact(text)) {
             let problem = "expected one line of up to 256 printable ASCII characters";
@@ -317,6 +388,12 @@ impl Onion {
                 self.hsdir_publishes_per_second == 0,
             ),
             ("onion.hsdir_streams", self.hsdir_streams == 0),
+            ("onion.directory_streams", self.directory_streams == 0),
+            ("onion.directory_bytes", self.directory_bytes == 0),
+            (
+                "onion.directory_bytes_per_second",
+                self.directory_bytes_per_second == 0,
+            ),
             ("onion.relays", self.relays == 0),
             ("onion.relays_per_address", self.relays_per_address == 0),
             ("onion.dials", self.dials == 0),

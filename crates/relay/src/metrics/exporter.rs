@@ -174,6 +174,22 @@ impl Collector for Circuits {
             let help = "What became of requests to the HSDir";
             family(&mut encoder, "onion_hsdir_requests", help, requests)?;
         }
+        if let Some(cache) = onion.directory_cache() {
+            let counters = cache.counters();
+            let requests = [
+                ("given", &counters.given),
+                ("diffs", &counters.diffs),
+                ("unmodified", &counters.unmodified),
+                ("unknown", &counters.unknown),
+                ("limited", &counters.limited),
+            ];
+            let requests = requests.map(|(what, count)| (what, count.load(Relaxed)));
+            let help = "What became of requests to the directory cache";
+            family(&mut encoder, "onion_directory_requests", help, requests)?;
+            let bytes = [("given", counters.bytes.load(Relaxed))];
+            let help = "Bytes of documents that the directory cache has given";
+            family(&mut encoder, "onion_directory_bytes", help, bytes)?;
+        }
         let streams = [("opened", counters.streams.load(Relaxed))];
         family(
             &mut encoder,

@@ -8,8 +8,6 @@
 mod descriptors;
 
 use std::{
-    collections::HashMap,
-    convert::Infallible,
     fmt,
     sync::{
         Arc,
@@ -29,24 +27,24 @@ use hoplite_overlay::{Error, ErrorKind, Reason, Stream};
 use hoplite_wire::tor::{hsdir_request::HsDirRequest, service_descriptor::DESCRIPTOR};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::{
-    io::{BufStream, DuplexStream, duplex},
-    time::{Instant, timeout},
+    io::{BufStream, duplex},
+    time::Instant,
 };
 
 use self::descriptors::{Descriptors, Limits, Offered};
-use super::unix_time;
+use super::{
+    directory_streams::{BUFFER, Streams, converse},
+    unix_time,
+};
 use crate::config::Onion as Settings;
 
-/// How long a request's head may take.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a stream may last: what slow circuits need for the largest descriptor.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes of a request's head, and of what waits for the circuit each way: the parser's least.
-const BUFFER: usize = 8192;
+/// How the targets of all requests to an HSDir begin.
+pub(super) const HSDIR: &str = "/tor/hs/";
 /// All publish to one relay: the shares are of this one's.
 const OWN: [u8; 32] = [0; 32];
 
@@ -58,7 +56,7 @@ type IsOurs = dyn Fn(&[u8; 32]) -> bool + Send + Sync;
 pub struct HsDir(Arc<Inner>);
 
 struct Inner {
-    streams: usize,
+    streams: Streams,
     is_ours: ArcSwap<Box<IsOurs>>,
     state: Mutex<State>,
     counters: Counters,
@@ -67,9 +65,6 @@ struct Inner {
 struct State {
     descriptors: Descriptors,
     publishing: Extensions,
-    /// Streams that are open, by requester.
-    open: HashMap<u64, usize>,
-    all_open: usize,
 }
 
 /// What became of requests.
@@ -87,12 +82,6 @@ pub(crate) struct Counters {
     pub(crate) limited: AtomicU64,
 }
 
-/// A stream's place; dropping it gives the place back.
-struct Place {
-    hsdir: HsDir,
-    requester: u64,
-}
-
 impl HsDir {
     pub(super) fn new(settings: &Settings) -> Self {
         let limits = Limits {
@@ -104,13 +93,11 @@ impl HsDir {
             settings.hsdir_publishes_per_second,
         ));
         Self(Arc::new(Inner {
-            streams: settings.hsdir_streams,
+            streams: Streams::new(settings.hsdir_streams),
             is_ours: ArcSwap::new(Arc::new(Box::new(|_: &[u8; 32]| true))),
             state: Mutex::new(State {
                 descriptors: Descriptors::new(limits),
                 publishing,
-                open: HashMap::new(),
-                all_open: 0,
             }),
             counters: Counters::default(),
         }))
@@ -141,48 +128,36 @@ impl HsDir {
         &self.0.counters
     }
 
-    /// A place for one more stream, of which nobody has more than are left for others.
-    fn enter(&self, requester: u64) -> Option<Place> {
-        let mut state = self.0.state.lock();
-        let own = state.open.get(&requester).copied().unwrap_or(0);
-        let free = self.0.streams.saturating_sub(state.all_open);
-        (own < free).then_some(())?;
-        state.open.insert(requester, own.saturating_add(1));
-        state.all_open = state.all_open.saturating_add(1);
-        Some(Place {
-            hsdir: self.clone(),
-            requester,
-        })
-    }
-
-    async fn converse(self, stream: DuplexStream, requester: u64) {
-        let service = service_fn(|request| self.answer(request, requester));
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
-            .max_buf_size(BUFFER)
-            .keep_alive(false)
-            .auto_date_header(false)
-            .serve_connection(TokioIo::new(stream), service);
-        // Whoever broke off, or wrote no HTTP, has had his answer.
-        drop(timeout(STREAM_TIMEOUT, connection).await);
-    }
-
-    async fn answer(
+    /// Answers a request that came over a stream of somebody else's, if there is a place.
+    pub(super) async fn answer_one(
         &self,
         request: Request<Incoming>,
         requester: u64,
-    ) -> Result<Response<Full<Bytes>>, Infallible> {
+    ) -> (StatusCode, Bytes) {
+        match self.0.streams.enter(requester) {
+            Some(_place) => self.answer(request, requester).await,
+            None => {
+                self.0.counters.limited.fetch_add(1, Relaxed);
+                (StatusCode::SERVICE_UNAVAILABLE, Bytes::new())
+            }
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>, requester: u64) -> (StatusCode, Bytes) {
         let target = request.uri().path_and_query();
         let target = target.map_or("", |target| target.as_str());
-        let (status, body) = match HsDirRequest::parse(request.method().as_str(), target) {
+        match HsDirRequest::parse(request.method().as_str(), target) {
             Some(HsDirRequest::Publish) => self.published(request, requester).await,
             Some(HsDirRequest::Fetch(key)) => self.fetched(&key),
             None => self.unknown(),
-        };
+        }
+    }
+
+    async fn respond(&self, request: Request<Incoming>, requester: u64) -> Response<Full<Bytes>> {
+        let (status, body) = self.answer(request, requester).await;
         let mut response = Response::new(Full::new(body));
         *response.status_mut() = status;
-        Ok(response)
+        response
     }
 
     fn fetched(&self, key: &[u8; 32]) -> (StatusCode, Bytes) {
@@ -256,7 +231,7 @@ impl Directory for HsDir {
                 return Err(Error::new(ErrorKind::Unsupported, doing));
             }
             let requester = asking.requester.key;
-            let Some(place) = self.enter(requester) else {
+            let Some(place) = self.0.streams.enter(requester) else {
                 self.0.counters.limited.fetch_add(1, Relaxed);
                 let error = Error::new(ErrorKind::TargetFailed, "a stream to the HSDir");
                 return Err(error.because(Reason::Limit));
@@ -264,22 +239,12 @@ impl Directory for HsDir {
             let (near, far) = duplex(BUFFER);
             let hsdir = self.clone();
             tokio::spawn(async move {
-                hsdir.converse(far, requester).await;
+                let answer = |request| hsdir.respond(request, requester);
+                converse(far, STREAM_TIMEOUT, answer).await;
                 drop(place);
             });
             Ok(Stream::new(BufStream::new(near)))
         })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut state = self.hsdir.0.state.lock();
-        state.all_open = state.all_open.saturating_sub(1);
-        match state.open.get_mut(&self.requester) {
-            Some(own) if *own > 1 => *own = own.saturating_sub(1),
-            _ => drop(state.open.remove(&self.requester)),
-        }
     }
 }
 

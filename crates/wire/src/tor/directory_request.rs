@@ -1,7 +1,7 @@
 //! What a directory of Tor's network is asked for by its clients: the consensus, certificates of the authorities, microdescriptors. dir-spec
 //! "General-use HTTP URLs", "Serving and requesting diffs"; "HTTP headers" and RFC 9110, sections 5.6.7 and 12.5.3, for what stands beside the URL.
 
-use super::{base64, encode, hex, seconds, to_hex};
+use super::{base64, date, encode, hex, seconds, to_hex};
 
 const CONSENSUS: &str = "/tor/status-vote/current/consensus-microdesc";
 const MICRODESCRIPTORS: &str = "/tor/micro/d/";
@@ -221,6 +221,12 @@ pub fn diff_from(field: &str) -> Vec<[u8; 32]> {
     names.filter_map(|name| hex(name.trim())).collect()
 }
 
+/// The same field, of one that is known.
+pub fn diff_from_field(hash: &[u8; 32]) -> String {
+    to_hex(hash)
+}
+
+const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
 const MONTHS: [&str; 12] = [
     "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
 ];
@@ -234,6 +240,22 @@ pub fn http_date(text: &str) -> Option<u64> {
     };
     let month = (1..).zip(MONTHS).find(|(_, name)| *name == month)?.0;
     seconds(&format!("{year}-{month:02}-{day} {time}"))
+}
+
+/// The same written, until the year 2200.
+pub fn to_http_date(moment: u64) -> String {
+    let text = date(moment);
+    let (day, time) = text.split_once(' ').unwrap_or_default();
+    let numbers: Vec<_> = day.split('-').collect();
+    let [year, month, day] = numbers[..] else {
+        return String::new();
+    };
+    let weekday = usize::try_from(moment / 86_400 % 7).unwrap_or(0);
+    let weekday = DAYS.get(weekday).copied().unwrap_or_default();
+    let month = month.parse::<usize>().ok();
+    let month = month.and_then(|month| MONTHS.get(month.checked_sub(1)?));
+    let month = month.copied().unwrap_or_default();
+    format!("{weekday}, {day} {month} {year} {time} GMT")
 }
 
 #[cfg(test)]
@@ -276,6 +298,11 @@ mod tests {
             let target = asked.target();
             prop_assert_eq!(DirectoryRequest::parse(&format!("{target}.z")), Some((asked.clone(), true)));
             prop_assert_eq!(DirectoryRequest::parse(&target), Some((asked, false)));
+        }
+
+        #[test]
+        fn a_date_of_http_is_read_back(moment in 0..7_000_000_000_u64) {
+            prop_assert_eq!(http_date(&to_http_date(moment)), Some(moment));
         }
 
         #[test]
@@ -346,6 +373,7 @@ mod tests {
             http_date("Sun, 06 Nov 1994 08:49:37 GMT"),
             Some(784_111_777)
         );
+        assert_eq!(to_http_date(784_111_777), "Sun, 06 Nov 1994 08:49:37 GMT");
         for wrong in [
             "06 Nov 1994 08:49:37 GMT",
             "Sun, 06 Nov 1994 08:49:37",

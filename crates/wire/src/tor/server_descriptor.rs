@@ -67,6 +67,8 @@ pub struct About {
     pub protocols: String,
     /// It keeps descriptors of onion services.
     pub hsdir: bool,
+    /// It is a directory cache, over circuits (`tunnelled-dir-server`).
+    pub directory_cache: bool,
     /// To which IPv4 addresses it connects: the first rule that fits counts.
     pub exit: Vec<ExitRule>,
     /// To which ports of IPv6 addresses.
@@ -236,6 +238,9 @@ impl About {
         if self.hsdir {
             text.push_str("hidden-service-dir\n");
         }
+        if self.directory_cache {
+            text.push_str("tunnelled-dir-server\n");
+        }
         if let Some(contact) = &self.contact {
             text.push_str(&format!("contact {contact}\n"));
         }
@@ -385,6 +390,7 @@ struct Fields<'a> {
     ntor: Option<[u8; 32]>,
     ntor_cross: Option<(bool, Vec<u8>)>,
     hsdir: Option<()>,
+    directory_cache: Option<()>,
     contact: Option<String>,
     exit: Vec<ExitRule>,
     exit_v6: Option<Ports>,
@@ -464,6 +470,7 @@ impl<'a> Fields<'a> {
             "uptime" => once(&mut self.uptime, number(said), items),
             "extra-info-digest" => once(&mut self.extra_info, digests(said), items),
             "hidden-service-dir" => once(&mut self.hsdir, Some(()), items),
+            "tunnelled-dir-server" => once(&mut self.directory_cache, Some(()), items),
             "contact" => once(&mut self.contact, Some(said.to_owned()), items),
             "ipv6-policy" => {
                 let ports = said.strip_prefix("accept ").map(str::parse);
@@ -490,6 +497,7 @@ impl<'a> Fields<'a> {
                 contact: self.contact,
                 protocols: self.protocols?,
                 hsdir: self.hsdir.is_some(),
+                directory_cache: self.directory_cache.is_some(),
                 exit: self.exit,
                 exit_v6: self.exit_v6,
             },
@@ -606,6 +614,7 @@ mod tests {
                 contact: texts.2,
                 protocols: "Link=4-5 Relay=2-4".into(),
                 hsdir: rest.0,
+                directory_cache: rest.2,
                 exit: rest.1,
                 exit_v6: rest.2.then(Ports::all),
             }

@@ -6,7 +6,10 @@ use hoplite_wire::{
     cell::cert::{CertKind, Ed25519Cert, KeyKind},
     tor::service_descriptor::Wrapper,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::timeout,
+};
 use zeroize::Zeroizing;
 
 use super::*;
@@ -250,10 +253,10 @@ async fn who_holds_streams_open_leaves_others_as_many() {
     assert_eq!(ask(&hsdir, RELAY + 1, &fetch(1)).await.0, 404);
     // What he gives up is there again.
     held.clear();
-    while hsdir.0.state.lock().all_open > 0 {
+    while hsdir.0.streams.are_open() {
         tokio::task::yield_now().await;
     }
-    assert!(hsdir.0.state.lock().open.is_empty());
+    assert!(!hsdir.0.streams.are_open());
     assert!(hsdir.open(asking(RELAY, true)).await.is_ok());
 }
 
@@ -272,7 +275,7 @@ async fn who_says_nothing_or_never_ends_is_given_up() {
         let ended = timeout(2 * STREAM_TIMEOUT, stream.read_to_string(&mut answer)).await;
         ended.expect("in time").expect("an end");
     }
-    assert_eq!(hsdir.0.state.lock().all_open, 0);
+    assert!(!hsdir.0.streams.are_open());
 }
 
 #[tokio::test]
