@@ -4,9 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use hoplite_overlay::Overlay;
-use hoplite_wire::directory::{LIST, List, SignedList, Source, Stage, split_signed};
+use hoplite_wire::directory::{List, SignedList, Source, Stage, split_signed};
 
-use crate::{FetchError, Refused, Store, StoreError, Trust, check::check_list_with, fetch};
+use crate::{
+    FetchError, Refused, Store, StoreError, Trust, check::check_list_with, fetch::fetch_list,
+    list_cache::KnownText,
+};
 
 /// What a list that was believed meant to us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -233,6 +236,22 @@ impl Client {
         &mut self.store
     }
 
+    /// When a relay that keeps the list for others asks again: before almost all clients do. `random` gives a number below its argument.
+    pub fn next_of_cache(&self, now: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
+        let newest = self.newest.as_ref().map(|newest| &newest.list.list);
+        let (Ok(Some(_)), Some(newest)) = (self.list(now), newest) else {
+            return now;
+        };
+        let room = newest.valid_until.saturating_sub(newest.fresh_until) / 16;
+        newest.fresh_until.saturating_add(random(room.max(1)))
+    }
+
+    /// The list that is used, for relays that keep lists to tell the difference to.
+    pub fn known_list(&self, now: u64) -> Option<KnownText> {
+        let list = self.list(now).ok().flatten()?;
+        Some(KnownText::of(list.list.text()))
+    }
+
     /// Asks all `sources` at once; what each answered, in their order.
     pub async fn ask(
         overlay: &dyn Overlay,
@@ -241,7 +260,7 @@ impl Client {
     ) -> Vec<Result<String, FetchError>> {
         let ask = |source: &Source| {
             let address = source.address.clone();
-            async move { fetch(overlay, &address, "/hoplite/list", LIST, limit).await }
+            async move { fetch_list(overlay, &address, None, limit).await }
         };
         join_all(sources.iter().map(ask)).await
     }

@@ -8,7 +8,7 @@ use hoplite_crypto::Proof;
 use hoplite_overlay::{Overlay, Stream, Terms};
 use hoplite_wire::{
     Target,
-    directory::SignedDescriptor,
+    directory::{LIST, SignedDescriptor, list_diff::hash_text},
     tor::{
         directory_request::{diff_from_field, to_http_date},
         hsdir_request::HsDirRequest,
@@ -63,6 +63,24 @@ pub async fn fetch(
 ) -> Result<String, FetchError> {
     let request = request(Method::GET, &authority.to_string(), path, Bytes::new());
     ask(overlay, authority, request, most, limit).await
+}
+
+/// The field of a request that names the list that one has, by [`hash_text`] of it without its signatures: the answer may be the difference to it.
+pub const DIFF_FROM: &str = "hoplite-diff-from";
+
+/// Gets a list, or the difference to the one with this hash.
+pub(crate) async fn fetch_list(
+    overlay: &dyn Overlay,
+    source: &Target,
+    known: Option<&[u8; 32]>,
+    limit: Duration,
+) -> Result<String, FetchError> {
+    let path = "/hoplite/list";
+    let mut request = request(Method::GET, &source.to_string(), path, Bytes::new());
+    if let Some(value) = known.and_then(|known| hash_text(known).parse().ok()) {
+        request.headers_mut().insert(DIFF_FROM, value);
+    }
+    ask(overlay, source, request, LIST, limit).await
 }
 
 /// A consensus that a client has already.

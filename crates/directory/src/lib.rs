@@ -12,6 +12,7 @@ mod client;
 mod fetch;
 mod guards;
 mod hsdirs;
+mod list_cache;
 mod path_bias;
 mod path_chooser;
 pub mod path_selection;
@@ -26,10 +27,12 @@ pub use authority::Authority;
 pub use check::{Refused, Trust, said_by_holder, sign_descriptor};
 pub use client::{Client, Heard, ListChecker, Offered};
 pub use fetch::{
-    FetchError, PROOF, fetch, fetch_descriptor, publish_descriptor, upload, upload_to_tor,
+    DIFF_FROM, FetchError, PROOF, fetch, fetch_descriptor, publish_descriptor, upload,
+    upload_to_tor,
 };
 pub use guards::{Guard, Guards, Suspect};
 pub use hsdirs::{HsDirs, PlacedRing};
+pub use list_cache::{Answered, KnownText, ListCache, ask_caches};
 pub use path_bias::{PathBias, Suspicion};
 pub use path_chooser::{AVOIDED, Moment, PathChooser};
 pub use round_trips::{CANDIDATES, Candidate};

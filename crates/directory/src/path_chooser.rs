@@ -380,6 +380,7 @@ mod tests {
             exit: None,
             tokens: None,
             hsdir: false,
+            cache: None,
             protocols: Protocols::NONE,
         }
     }

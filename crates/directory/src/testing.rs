@@ -44,6 +44,7 @@ pub(crate) fn said(n: u8) -> Descriptor {
         exit: Some(Ports::all()),
         tokens: None,
         hsdir: false,
+        cache: None,
         protocols: Protocols::NONE,
     }
 }

@@ -211,6 +211,7 @@ impl Relay {
             exit: self.exit.clone(),
             tokens: None,
             hsdir: false,
+            cache: None,
             protocols: self.router.protocols,
         }
     }

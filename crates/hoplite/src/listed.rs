@@ -29,7 +29,7 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep, timeout},
 };
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 pub(crate) use known::Known;
 use known::{Ask, Outcome};
@@ -907,7 +907,7 @@ impl Listed {
         self.lock().known.next(now(), random)
     }
 
-    /// Whether there is a newer list now. Lists are asked of the authorities by either way.
+    /// Whether there is a newer list now.
     async fn renew_by(&self, overlay: &dyn Overlay, ask: Ask) -> Outcome {
         let file = self.lock().file.clone();
         let asked = match &self.lock().known {
@@ -921,6 +921,9 @@ impl Listed {
                 return self.take_tor(renewed).await;
             }
         };
+        if ask == Ask::Caches && self.renew_from_caches(overlay, file.wait).await {
+            return Outcome::Newer;
+        }
         let (answers, _) = answers(checker, &file, overlay).await;
         let (numbers, offered): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
         // What is written to the disk is written beside the traffic, too.
@@ -931,6 +934,39 @@ impl Listed {
             // Other authorities may be heard by another way.
             Ok(false) | Err(_) => Outcome::Failed,
         }
+    }
+
+    /// Whether relays that keep the list have a newer one. What is wrong with their answers is nobody's concern: authorities are asked then.
+    async fn renew_from_caches(&self, overlay: &dyn Overlay, limit: Duration) -> bool {
+        let asking = {
+            let state = self.lock();
+            let Known::List(known) = &state.known else {
+                return false;
+            };
+            let caches = state.known.list_caches(now());
+            (known.checker(), caches, known.known_list(now()))
+        };
+        let (checker, caches, known) = asking;
+        if caches.is_empty() {
+            return false;
+        }
+        let answers = directory::ask_caches(overlay, &caches, known.as_ref(), limit).await;
+        let answers: Vec<_> = answers.into_iter().filter_map(Result::ok).collect();
+        let bytes: usize = answers.iter().map(|answer| answer.bytes).sum();
+        debug!(
+            caches = caches.len(),
+            answers = answers.len(),
+            bytes,
+            "relays were asked for the list"
+        );
+        let listed = self.clone();
+        let taken = spawn_blocking(move || {
+            let texts: Vec<_> = answers.into_iter().map(|answer| answer.text).collect();
+            let mut offered = checker.check(&texts, now());
+            offered.retain(Result::is_ok);
+            listed.take(&[], offered)
+        });
+        taken.await.unwrap_or(false)
     }
 
     async fn take_tor(&self, renewed: Result<Option<tor::Renewed>, Vec<String>>) -> Outcome {

@@ -17,6 +17,7 @@ mod identity;
 mod issuer;
 mod issuer_keys;
 mod keygen;
+mod list_server;
 mod listed;
 mod logs;
 mod measure;

@@ -465,6 +465,7 @@ fn describe(config: &Config, listen: &[SocketAddr], identity: Key) -> Descriptor
         exit: open_ports(config),
         tokens: tokens_of(config),
         hsdir: false,
+        cache: directory.cache.map(|cache| cache.port()),
         protocols: Protocols::NONE,
     }
 }

@@ -22,6 +22,7 @@ use crate::{
     directory::now,
     identity::{self, Files, Stored},
     issuer_keys::Keeper,
+    list_server::{Given, ListServer},
     measure::testbed::{self, Ready},
     process::{self, Asked, Signals},
     publisher::{Publisher, tokens_of},
@@ -55,6 +56,8 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         let (publish_tokens, told) = watch::channel(tokens_of(&loaded.config));
         let publisher = Publisher::of(&loaded.config, &handle, onion.as_ref(), (current, told))?;
         let reader = Reader::of(&loaded.config, &handle)?;
+        let given = reader.as_ref().map(|reader| reader.given.clone());
+        let lists = ListServer::of(&loaded.config, given).await?;
         let cache = TorCache::of(&loaded.config, &handle)?;
         let (tell, said) = watch::channel(loaded.config.auth.private_tokens.clone());
         let keeper = Keeper::new(said, &handle);
@@ -71,6 +74,7 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
             () = rotate(rotation) => {}
             () = read(reader) => {}
             () = cache_for_tor(cache) => {}
+            () = give_lists(lists) => {}
         }
         Ok(())
     })
@@ -133,6 +137,14 @@ async fn publish(publisher: Option<Publisher>) {
 async fn read(reader: Option<Reader>) {
     match reader {
         Some(reader) => reader.run().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Gives the directory's list to whoever asks, if the file says so; never ends.
+async fn give_lists(lists: Option<ListServer>) {
+    match lists {
+        Some(lists) => lists.run().await,
         None => std::future::pending().await,
     }
 }
@@ -272,27 +284,34 @@ pub(crate) fn serve_node(config: &Config) -> Result<(), Failure> {
 const SKEW: Duration = Duration::from_secs(60);
 /// How long an authority may take to answer.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(20);
-/// The longest pause between two looks whether a list is due, and the one after a list could not be had.
+/// The longest pause between two looks whether a list is due, and between two tries to have one.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// The pause after a list could not be had; then twice as long each time.
+const LIST_RETRY_PAUSE: Duration = Duration::from_secs(4);
 
-/// Fetches the directory's list for a relay of circuits, so that its channels know whom the list has. It is kept in memory alone: a relay without a list
-/// serves as well, but knows nobody. One that is too old is better than none: who was known stays so until there is a newer one.
+/// Fetches the directory's list for a relay of circuits, so that its channels know whom the list has, and for one that keeps it for clients. It is kept in
+/// memory alone: a relay without a list serves as well, but knows nobody. One that is too old is better than none: who was known stays so until there is a newer one.
 struct Reader {
     client: Client,
     sources: Vec<Source>,
-    listed: Listed,
+    /// Channels that are to know it.
+    listed: Option<Listed>,
+    /// What gives it to clients, if the file says so.
+    given: Given,
+    is_cache: bool,
     /// What keeps descriptors of onion services, and who it is in the list.
     hsdir: Option<(HsDir, Key)>,
 }
 
 impl Reader {
-    /// None if the file names no authority, or the relay serves no circuits.
+    /// None if the file names no authority, or the relay neither serves circuits nor keeps the list for clients.
     fn of(config: &Config, handle: &Handle) -> Result<Option<Self>, Failure> {
         let directory = &config.directory;
         let sources = &directory.authorities;
-        let Some(listed) = handle.listed().filter(|_| !sources.is_empty()) else {
+        let (listed, is_cache) = (handle.listed(), directory.cache.is_some());
+        if sources.is_empty() || (listed.is_none() && !is_cache) {
             return Ok(None);
-        };
+        }
         let trust = trust(sources, directory.threshold, directory.hostile, SKEW);
         let client = Store::in_memory().and_then(|store| Client::new(trust, store));
         let own = handle.onion_key().map(|key| Key(key.identity));
@@ -304,21 +323,30 @@ impl Reader {
             client,
             sources: sources.clone(),
             listed,
+            given: Given::default(),
+            is_cache,
             hsdir: handle.hsdir().zip(own),
         }))
     }
 
     /// Fetches one list after the other until dropped.
     async fn run(mut self) {
+        let mut pause = LIST_RETRY_PAUSE;
         loop {
             if self.renew().await {
-                let due = self.client.next(now(), &mut below);
+                pause = LIST_RETRY_PAUSE;
+                let due = if self.is_cache {
+                    self.client.next_of_cache(now(), &mut below)
+                } else {
+                    self.client.next(now(), &mut below)
+                };
                 while now() < due {
                     let left = Duration::from_secs(due.saturating_sub(now()));
                     sleep(left.min(MAX_CHECK_INTERVAL)).await;
                 }
             } else {
-                sleep(MAX_CHECK_INTERVAL).await;
+                sleep(pause).await;
+                pause = MAX_CHECK_INTERVAL.min(pause * 2);
             }
         }
     }
@@ -340,32 +368,38 @@ impl Reader {
         let checker = self.client.checker();
         let offered = spawn_blocking(move || checker.check(&texts, now())).await;
         match self.client.take(offered.unwrap_or_default()) {
-            Ok(heard) => self.heard(&numbers, &heard),
+            Ok(heard) => self.heard(&numbers, &heard).await,
             Err(error) => warn!("a list of relays cannot be kept: {error}"),
         }
         matches!(self.client.list(now()), Ok(Some(_)))
     }
 
-    fn heard(&self, authorities: &[usize], heard: &[Result<Heard, Refused>]) {
+    async fn heard(&self, authorities: &[usize], heard: &[Result<Heard, Refused>]) {
         for (authority, heard) in authorities.iter().zip(heard) {
             if let Err(refused) = heard {
                 warn!(authority, "a list of relays is refused: {refused}");
             }
         }
         if heard.contains(&Ok(Heard::Newer)) {
-            self.tell();
+            self.tell().await;
         }
     }
 
-    fn tell(&self) {
+    async fn tell(&self) {
         let Ok(Some(list)) = self.client.list(now()) else {
+            return;
+        };
+        if self.is_cache {
+            self.given.give(list.clone()).await;
+        }
+        let Some(listed) = &self.listed else {
             return;
         };
         let relays = list.list.relays.iter().map(|relay| {
             let relay = &relay.descriptor;
             (relay.identity.0, relay.addresses.clone())
         });
-        self.listed.replace(relays);
+        listed.replace(relays);
         self.tell_hsdir(&list.list);
         let relays = list.list.relays.len();
         info!(relays, "channels know whom the list of relays has");

@@ -220,6 +220,7 @@ fn descriptor(
         exit: plan.exit.then(Ports::all),
         tokens: None,
         hsdir: false,
+        cache: None,
         protocols: Protocols::CONFLUX,
     };
     sign_descriptor(said, &key).map_err(wrong)

@@ -4,6 +4,7 @@
 //! Each is lines of ASCII, `keyword value`, in one order, and read strictly: what is read is exactly what would be written, so a
 //! signature over the text is one over the meaning, and nobody can write the same thing twice.
 
+pub mod list_diff;
 mod shared_random;
 
 use std::{
@@ -370,6 +371,8 @@ pub struct Descriptor {
     pub hsdir: bool,
     /// Which subprotocols of Tor it speaks, of those that circuits choose by; only who has an onion key does.
     pub protocols: Protocols,
+    /// At which port of its first address it gives the list of relays to whoever asks, if it does.
+    pub cache: Option<u16>,
 }
 
 /// Which private tokens a relay takes: what stands in their challenge (RFC 9577 §2.1.1). Both are 1 to 255 visible ASCII characters without a comma.
@@ -399,6 +402,12 @@ const HSDIR: &str = "hsdir 3";
 const HSDIR_FLAG: &str = "flags hsdir";
 
 impl Descriptor {
+    /// Where it gives the list of relays, if it does.
+    pub fn cache_address(&self) -> Option<SocketAddr> {
+        let first = self.addresses.first()?;
+        Some(SocketAddr::new(first.ip(), self.cache?))
+    }
+
     /// What is signed.
     pub fn text(&self) -> String {
         self.to_string()
@@ -437,6 +446,7 @@ impl Descriptor {
             tokens: tokens(lines)?,
             hsdir: lines.flag(HSDIR),
             protocols: protocols(lines)?,
+            cache: cache(lines)?,
         };
         if descriptor.roles.egress != descriptor.exit.is_some() {
             return Err(lines.wrong("an egress, and nobody else, says to which ports it connects"));
@@ -551,6 +561,15 @@ fn tokens(lines: &mut Lines<'_>) -> Result<Option<Tokens>, Malformed> {
     tokens.map(Some).ok_or_else(|| lines.wrong("tokens"))
 }
 
+fn cache(lines: &mut Lines<'_>) -> Result<Option<u16>, Malformed> {
+    let Some(value) = lines.option("cache") else {
+        return Ok(None);
+    };
+    let port = value.parse().ok();
+    let port = port.filter(|port: &u16| *port > 0 && port.to_string() == value);
+    port.map(Some).ok_or_else(|| lines.wrong("cache"))
+}
+
 fn protocols(lines: &mut Lines<'_>) -> Result<Protocols, Malformed> {
     let value = lines.option("protocols").map(str::parse);
     let value = value.transpose().map_err(|_| lines.wrong("protocols"))?;
@@ -621,6 +640,9 @@ impl fmt::Display for Descriptor {
         }
         if !self.protocols.is_empty() {
             writeln!(f, "protocols {}", self.protocols)?;
+        }
+        if let Some(port) = self.cache {
+            writeln!(f, "cache {port}")?;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Where the relays of a client come from: a list of authorities of ours, or Tor's consensus. Both are kept in the client's cache, and both have
 //! relays for paths, and those that keep descriptors of onion services.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use hoplite_directory::{
     self as directory, FetchError, Heard, HsDirs, Refused, Store, StoreError,
@@ -18,7 +18,7 @@ use crate::{
     directory::now,
 };
 
-/// Directories of Tor's that are asked for one consensus, if they fail.
+/// Directories of Tor's that are asked for one consensus, if they fail; relays that are asked at once for a list.
 const ATTEMPTS: usize = 3;
 
 /// What is believed of the relays.
@@ -79,6 +79,22 @@ impl Known {
         }
     }
 
+    /// Where some relays of the list keep it for others: drawn by lot, as many as are asked.
+    pub(super) fn list_caches(&self, now: u64) -> Vec<SocketAddr> {
+        let Self::List(known) = self else {
+            return Vec::new();
+        };
+        let list = known.list(now).ok().flatten();
+        let relays = list.map_or(&[][..], |list| &list.list.relays);
+        let caches = relays
+            .iter()
+            .filter_map(|one| one.descriptor.cache_address());
+        let mut caches: Vec<_> = caches.collect();
+        client::shuffle(&mut caches);
+        caches.truncate(ATTEMPTS);
+        caches
+    }
+
     /// When to ask for another.
     pub(super) fn next(&self, now: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
         match self {
@@ -120,12 +136,13 @@ impl Known {
     }
 }
 
-/// Whom Tor's consensus is asked of.
+/// Whom a list, or Tor's consensus, is asked of.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ask {
     /// The authorities of the file, in the clear.
     Authorities,
-    /// Relays that are directories, over circuits that lead to one whatever the target says.
+    /// Relays that keep it for others, through relays: for Tor's consensus over circuits that lead to one whatever the target says. Where none of them has
+    /// a later list, the authorities in the same way.
     Caches,
 }
 

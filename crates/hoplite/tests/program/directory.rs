@@ -52,6 +52,15 @@ pub(crate) struct Authorities {
 
 impl Authorities {
     pub(crate) fn start(directory: &Path, known: usize, running: usize) -> Self {
+        Self::start_for(directory, (known, running), 1000)
+    }
+
+    /// The same with lists that hold for so many intervals.
+    pub(crate) fn start_for(
+        directory: &Path,
+        (known, running): (usize, usize),
+        intervals: u32,
+    ) -> Self {
         let places: Vec<PathBuf> = (0..known)
             .map(|n| directory.join(format!("authority{n}")))
             .collect();
@@ -66,7 +75,7 @@ impl Authorities {
         for (place, port) in places.iter().zip(&authorities.ports).take(running) {
             let file = place.join("directory.toml");
             let text = format!(
-                "authorities = {:?}\nlisten = \"127.0.0.1:{port}\"\ninterval = 8\nvoting = 2\nintervals = 1000\nhsdir_uptime = 0\n[admission]\nprivate = true\n",
+                "authorities = {:?}\nlisten = \"127.0.0.1:{port}\"\ninterval = 8\nvoting = 2\nintervals = {intervals}\nhsdir_uptime = 0\n[admission]\nprivate = true\n",
                 authorities.names
             );
             fs::write(&file, text).expect("written");
@@ -103,7 +112,7 @@ impl Authorities {
 }
 
 /// A relay in a /16 of its own, which connects to loopback, for everybody.
-fn relay(directory: &Path, n: u8, authorities: &Authorities) -> (Running, String) {
+pub(crate) fn relay(directory: &Path, n: u8, authorities: &Authorities) -> (Running, String) {
     relay_with(directory, n, authorities, "")
 }
 
@@ -156,6 +165,7 @@ pub(crate) fn described(directory: &Path, n: u8) -> (Running, SignedDescriptor, 
         exit: None,
         tokens: None,
         hsdir: false,
+        cache: None,
         protocols: Protocols::NONE,
     };
     let key = SigningKey::from_seed(Zeroizing::new([n; 32])).expect("a key");

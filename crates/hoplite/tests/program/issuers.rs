@@ -173,6 +173,7 @@ fn liar(world: &World, n: u8) -> (Running, u16) {
             origin: "false.test".into(),
         }),
         hsdir: false,
+        cache: None,
         protocols: Protocols::NONE,
     };
     let key = SigningKey::from_seed(Zeroizing::new([n; 32])).expect("a key");

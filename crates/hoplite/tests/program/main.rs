@@ -13,6 +13,7 @@ mod hostile;
 mod issuer_keys;
 mod issuers;
 mod linking;
+mod list_caches;
 mod listed;
 mod namespaces;
 mod onion;

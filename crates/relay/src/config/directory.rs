@@ -26,6 +26,9 @@ pub struct Directory {
     /// How many of them may be hostile without two lists being right at one time, a number or `"third"` (none here): fewer than a third.
     #[serde(deserialize_with = "hoplite_config::or_third")]
     pub hostile: Option<usize>,
+    /// Keep the list for clients, and give it to whoever asks in plain HTTP at this address; its port is told in the descriptor, as one of the first of
+    /// `addresses`.
+    pub cache: Option<SocketAddr>,
     /// Where clients reach the relay, the best first. Empty: `listen`, if no wildcard is in it.
     pub addresses: Vec<SocketAddr>,
     /// Where the relay stands: a word.
@@ -48,6 +51,7 @@ impl Default for Directory {
             authorities: Vec::new(),
             threshold: 0,
             hostile: None,
+            cache: None,
             addresses: Vec::new(),
             region: None,
             operator: None,
@@ -77,6 +81,11 @@ impl Directory {
             let problem =
                 "expected 1 to 4 addresses that clients can connect to: `listen` does not say them";
             return Err(ConfigError::new("directory.addresses", problem));
+        }
+        let is_cache = self.cache.is_some_and(|cache| cache.port() > 0);
+        if self.cache.is_some() && (self.authorities.is_empty() || !is_cache) {
+            let problem = "expected an address with a port, and `authorities`: a list is believed by who has signed it";
+            return Err(ConfigError::new("directory.cache", problem));
         }
         let wrong_word =
             |word: &Option<String>, most| word.as_ref().is_some_and(|word| !is_word(word, most));

@@ -60,6 +60,7 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
                 pin: how.0,
                 onion: how.1,
                 hsdir: how.2.1 && how.1.is_some(),
+                cache: how.2.1.then_some(1 + u16::from(how.2.0) * 9029),
                 protocols: how.5.filter(|_| how.1.is_some()).unwrap_or_default(),
                 roles: Roles {
                     ingress: how.2.0 || how.3.is_none(),
@@ -247,6 +248,10 @@ fn what_could_be_written_otherwise_is_refused() {
         ("exit 80,443\n", "tokens issuer.example a\nexit 80,443\n"),
         ("exit 80,443\n", "exit 80,443\nhsdir 3\n"),
         ("exit 80,443\n", "exit 80,443\nprotocols Relay=6\n"),
+        ("exit 80,443\n", "exit 80,443\ncache 0\n"),
+        ("exit 80,443\n", "exit 80,443\ncache 09030\n"),
+        ("exit 80,443\n", "exit 80,443\ncache 90300\n"),
+        ("exit 80,443\n", "cache 9030\nexit 80,443\n"),
         ("ingress egress", "egress ingress"),
         ("ingress egress", "ingress"),
         ("name amber", "name am ber"),

@@ -48,6 +48,7 @@ fn relay(n: u8, exit: Option<&str>) -> SignedDescriptor {
         exit: exit.and_then(|ports| ports.parse().ok()),
         tokens: None,
         hsdir: false,
+        cache: None,
         protocols: Protocols::NONE,
     };
     sign_descriptor(descriptor, &key(n)).expect("signed")

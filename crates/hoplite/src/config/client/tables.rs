@@ -268,6 +268,7 @@ impl Relay {
             exit: None,
             tokens: None,
             hsdir: false,
+            cache: None,
             protocols: Protocols::NONE,
         }
     }
