@@ -10,5 +10,9 @@ fuzz_target!(|text: &str| {
         let again = DirectoryRequest::parse(&asked.target());
         assert_eq!(again, Some((asked, false)));
     }
-    drop((Encoding::of(Some(field), false), diff_from(field), http_date(field)));
+    drop((
+        Encoding::of(Some(field), false),
+        diff_from(field),
+        http_date(field),
+    ));
 });

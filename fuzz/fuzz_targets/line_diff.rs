@@ -2,7 +2,7 @@
 //! the commands for two documents make the one of the other.
 #![no_main]
 
-use hoplite_wire::{line_diff, tor::consensus_diff::ConsensusDiff};
+use hoplite_wire::{directory::list_diff::ListDiff, line_diff, tor::consensus_diff::ConsensusDiff};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
@@ -19,6 +19,9 @@ fuzz_target!(|text: &str| {
         assert_eq!(diff.apply(&old).as_deref(), Ok(rest));
     }
     if let Ok(diff) = ConsensusDiff::parse(text) {
+        drop(diff.apply(&old));
+    }
+    if let Ok(diff) = ListDiff::parse(text) {
         drop(diff.apply(&old));
     }
 });

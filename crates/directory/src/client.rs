@@ -1,6 +1,6 @@
 //! A client's view of the directory: the newest list that it believes, what was wrong with others, and where to ask next.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use hoplite_overlay::Overlay;
@@ -244,6 +244,14 @@ impl Client {
         };
         let room = newest.valid_until.saturating_sub(newest.fresh_until) / 16;
         newest.fresh_until.saturating_add(random(room.max(1)))
+    }
+
+    /// Where relays of the list that is used keep it for others.
+    pub fn caches(&self, now: u64) -> Vec<SocketAddr> {
+        let list = self.list(now).ok().flatten();
+        let relays = list.map_or(&[][..], |list| &list.list.relays);
+        let caches = relays.iter().map(|relay| relay.descriptor.cache_address());
+        caches.flatten().collect()
     }
 
     /// The list that is used, for relays that keep lists to tell the difference to.

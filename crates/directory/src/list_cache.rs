@@ -158,10 +158,15 @@ mod tests {
         sign_descriptor(descriptor, &key(n)).expect("signed")
     }
 
-    /// The list of 100 relays of hour `hour`, in which every tenth has said something else since the hour before; signed by two of these.
+    /// The list of 100 relays of hour `hour`, in which every tenth has said something else since the hour before.
     fn hour(hour: u64, signers: &[u8]) -> String {
+        hour_of(hour, 10, signers)
+    }
+
+    /// The same where each relay says something else after so many hours.
+    fn hour_of(hour: u64, every: u64, signers: &[u8]) -> String {
         let says = |n: u8| {
-            let changed = (hour + u64::from(n)) / 10;
+            let changed = (hour + u64::from(n)) / every;
             relay(n, 1_699_000_000 + changed)
         };
         let relays: Vec<_> = (1..=100).map(says).collect();
@@ -218,7 +223,7 @@ mod tests {
         let cache = cache.with(&parsed(&later));
         let good = cache.answer(Some(&known.hash)).expect("a difference");
         let text = str::from_utf8(&good).expect("text");
-        let changed = text.replace("bandwidth 1000000", "bandwidth 9000000");
+        let changed = text.replace("published 1", "published 2");
         assert_ne!(changed, text);
         let forged = later.replace("bandwidth 1000000", "bandwidth 9000000");
         let script = "hoplite-list-diff 1\n1,$d\n".to_owned();
@@ -275,20 +280,25 @@ mod tests {
 
     /// What a renewal costs: docs/directory.md has these figures.
     #[test]
-    fn a_difference_is_a_fifth_of_the_list_where_every_tenth_relay_has_changed() {
-        let mut cache = ListCache::default();
-        for n in 0..3 {
-            cache = cache.with(&parsed(&hour(n, &[1, 2])));
-        }
-        let whole = cache.answer(None).expect("a list").len();
-        let difference = |n: u64| {
-            let known = KnownText::of(parsed(&hour(n, &[1, 2])).list.text());
-            cache.answer(Some(&known.hash)).expect("a difference").len()
+    fn a_difference_is_as_long_as_what_relays_have_said_anew() {
+        // Bytes of the list, and of the difference after an hour and after two.
+        let costs = |every| {
+            let list = |n| parsed(&hour_of(n, every, &[1, 2]));
+            let mut cache = ListCache::default();
+            (0..3).for_each(|n| cache = cache.with(&list(n)));
+            let whole = cache.answer(None).expect("a list").len();
+            let difference = |n| {
+                let known = KnownText::of(list(n).list.text());
+                cache.answer(Some(&known.hash)).expect("an answer").len()
+            };
+            (whole, difference(1), difference(0))
         };
-        let (one, two) = (difference(1), difference(0));
-        println!("{whole} bytes; after an hour {one}, after two {two}");
-        assert!(one < two && two < whole / 2, "{one}, {two} of {whole}");
-        assert!(one < whole / 5, "{one} of {whole}");
+        let (seldom, hourly) = (costs(10), costs(1));
+        println!("every tenth relay: {seldom:?}; all: {hourly:?}");
+        let (whole, one, two) = seldom;
+        assert!(one < two && one < whole / 15, "{one}, {two} of {whole}");
+        let (whole, one, two) = hourly;
+        assert!(one == two && one < whole / 2, "{one}, {two} of {whole}");
     }
 
     #[test]

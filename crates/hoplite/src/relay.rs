@@ -7,7 +7,7 @@ use hoplite_crypto::{
     Identity,
     onion::{Secrets, service_keys::BlindedKey},
 };
-use hoplite_directory::{Client, Heard, HsDirs, Refused, Store};
+use hoplite_directory::{Client, Heard, HsDirs, Refused, Store, ask_caches};
 use hoplite_overlay::Direct;
 use hoplite_relay::{
     Config, Handle, HsDir, Listed, Parts, Rekey, Relay, StartError, config::PrivateTokens,
@@ -18,6 +18,7 @@ use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 use tracing::{error, info, warn};
 
 use crate::{
+    client,
     config::{self, directory::trust},
     directory::now,
     identity::{self, Files, Stored},
@@ -286,6 +287,8 @@ const SKEW: Duration = Duration::from_secs(60);
 const FETCH_TIMEOUT: Duration = Duration::from_secs(20);
 /// The longest pause between two looks whether a list is due, and between two tries to have one.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// Relays that keep the list and are asked at once.
+const CACHES: usize = 3;
 /// The pause after a list could not be had; then twice as long each time.
 const LIST_RETRY_PAUSE: Duration = Duration::from_secs(4);
 
@@ -353,6 +356,9 @@ impl Reader {
 
     /// Whether there is a list that may be used.
     async fn renew(&mut self) -> bool {
+        if !self.is_cache && self.renew_from_caches().await {
+            return true;
+        }
         let answers = Client::ask(&Direct::new(), &self.sources, FETCH_TIMEOUT).await;
         let (mut numbers, mut texts) = (Vec::new(), Vec::new());
         for (authority, answer) in (1..).zip(answers) {
@@ -372,6 +378,29 @@ impl Reader {
             Err(error) => warn!("a list of relays cannot be kept: {error}"),
         }
         matches!(self.client.list(now()), Ok(Some(_)))
+    }
+
+    /// Whether relays that keep the list have a later one. What is wrong with their answers is nobody's concern: authorities are asked then.
+    async fn renew_from_caches(&mut self) -> bool {
+        let (mut caches, known) = (self.client.caches(now()), self.client.known_list(now()));
+        client::shuffle(&mut caches);
+        caches.truncate(CACHES);
+        let answers = ask_caches(&Direct::new(), &caches, known.as_ref(), FETCH_TIMEOUT).await;
+        let texts = answers.into_iter().filter_map(Result::ok);
+        let texts: Vec<_> = texts.map(|answer| answer.text).collect();
+        let checker = self.client.checker();
+        let offered = spawn_blocking(move || checker.check(&texts, now())).await;
+        let offered = offered.unwrap_or_default().into_iter();
+        match self.client.take(offered.filter(Result::is_ok).collect()) {
+            Ok(heard) => {
+                self.heard(&[], &heard).await;
+                heard.contains(&Ok(Heard::Newer))
+            }
+            Err(error) => {
+                warn!("a list of relays cannot be kept: {error}");
+                false
+            }
+        }
     }
 
     async fn heard(&self, authorities: &[usize], heard: &[Result<Heard, Refused>]) {

@@ -306,7 +306,7 @@ pub fn apply(old: &str, script: &str) -> Result<String, Malformed> {
     let mut parts = Vec::new();
     while let Some(command) = rest.command()? {
         let is_first = parts.is_empty();
-        let until = command.until.or(is_first.then_some(left));
+        let until = command.until.or_else(|| is_first.then_some(left));
         let until = until.filter(|until| command.before <= *until && *until <= left);
         let until = until.ok_or_else(|| rest.wrong("commands that are out of order"))?;
         parts.push(between(old, &ends, until, left));

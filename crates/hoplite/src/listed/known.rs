@@ -84,12 +84,7 @@ impl Known {
         let Self::List(known) = self else {
             return Vec::new();
         };
-        let list = known.list(now).ok().flatten();
-        let relays = list.map_or(&[][..], |list| &list.list.relays);
-        let caches = relays
-            .iter()
-            .filter_map(|one| one.descriptor.cache_address());
-        let mut caches: Vec<_> = caches.collect();
+        let mut caches = known.caches(now);
         client::shuffle(&mut caches);
         caches.truncate(ATTEMPTS);
         caches

@@ -156,40 +156,7 @@ impl Collector for Circuits {
         let services = services.map(|(what, count)| (what, count.load(Relaxed)));
         let help = "Clients and circuits of onion services";
         family(&mut encoder, "onion_services", help, services)?;
-        if let Some(hsdir) = onion.hsdir() {
-            let (descriptors, bytes) = hsdir.kept();
-            let help = "Descriptors of onion services that are kept now";
-            level(&mut encoder, "onion_hsdir_descriptors", help, descriptors)?;
-            let help = "Bytes of descriptors of onion services that are kept now";
-            level(&mut encoder, "onion_hsdir_bytes", help, bytes)?;
-            let counters = hsdir.counters();
-            let requests = [
-                ("published", &counters.published),
-                ("refused", &counters.refused),
-                ("fetched", &counters.fetched),
-                ("unknown", &counters.unknown),
-                ("limited", &counters.limited),
-            ];
-            let requests = requests.map(|(what, count)| (what, count.load(Relaxed)));
-            let help = "What became of requests to the HSDir";
-            family(&mut encoder, "onion_hsdir_requests", help, requests)?;
-        }
-        if let Some(cache) = onion.directory_cache() {
-            let counters = cache.counters();
-            let requests = [
-                ("given", &counters.given),
-                ("diffs", &counters.diffs),
-                ("unmodified", &counters.unmodified),
-                ("unknown", &counters.unknown),
-                ("limited", &counters.limited),
-            ];
-            let requests = requests.map(|(what, count)| (what, count.load(Relaxed)));
-            let help = "What became of requests to the directory cache";
-            family(&mut encoder, "onion_directory_requests", help, requests)?;
-            let bytes = [("given", counters.bytes.load(Relaxed))];
-            let help = "Bytes of documents that the directory cache has given";
-            family(&mut encoder, "onion_directory_bytes", help, bytes)?;
-        }
+        directory(&mut encoder, &onion)?;
         let streams = [("opened", counters.streams.load(Relaxed))];
         family(
             &mut encoder,
@@ -217,6 +184,45 @@ impl Collector for Circuits {
         let help = "Bytes that wait in all circuits, as the key queued counts them";
         level(&mut encoder, "onion_queued_bytes", help, waiting)
     }
+}
+
+/// What is asked of the relay's directory: of the HSDir, and of the directory cache.
+fn directory(encoder: &mut DescriptorEncoder<'_>, onion: &Onion) -> Result<(), fmt::Error> {
+    if let Some(hsdir) = onion.hsdir() {
+        let (descriptors, bytes) = hsdir.kept();
+        let help = "Descriptors of onion services that are kept now";
+        level(encoder, "onion_hsdir_descriptors", help, descriptors)?;
+        let help = "Bytes of descriptors of onion services that are kept now";
+        level(encoder, "onion_hsdir_bytes", help, bytes)?;
+        let counters = hsdir.counters();
+        let requests = [
+            ("published", &counters.published),
+            ("refused", &counters.refused),
+            ("fetched", &counters.fetched),
+            ("unknown", &counters.unknown),
+            ("limited", &counters.limited),
+        ];
+        let requests = requests.map(|(what, count)| (what, count.load(Relaxed)));
+        let help = "What became of requests to the HSDir";
+        family(encoder, "onion_hsdir_requests", help, requests)?;
+    }
+    if let Some(cache) = onion.directory_cache() {
+        let counters = cache.counters();
+        let requests = [
+            ("given", &counters.given),
+            ("diffs", &counters.diffs),
+            ("unmodified", &counters.unmodified),
+            ("unknown", &counters.unknown),
+            ("limited", &counters.limited),
+        ];
+        let requests = requests.map(|(what, count)| (what, count.load(Relaxed)));
+        let help = "What became of requests to the directory cache";
+        family(encoder, "onion_directory_requests", help, requests)?;
+        let bytes = [("given", counters.bytes.load(Relaxed))];
+        let help = "Bytes of documents that the directory cache has given";
+        family(encoder, "onion_directory_bytes", help, bytes)?;
+    }
+    Ok(())
 }
 
 fn family(

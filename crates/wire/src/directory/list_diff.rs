@@ -33,13 +33,13 @@ impl<'a> ListDiff<'a> {
     pub fn parse(text: &'a str) -> Result<Self, Malformed> {
         let wrong = |line, what| Malformed { line, what };
         let rest = text.strip_prefix(HEAD).filter(|_| text.len() <= LIST);
-        let rest = rest.ok_or(wrong(1, "no difference between lists of version 1"))?;
+        let rest = rest.ok_or_else(|| wrong(1, "no difference between lists of version 1"))?;
         let hash = |rest: &'a str, keyword| {
             let (line, rest) = rest.split_once('\n')?;
             Some((hash(line.strip_prefix(keyword)?)?, rest))
         };
-        let (from, rest) = hash(rest, "from ").ok_or(wrong(2, "from"))?;
-        let (to, script) = hash(rest, "to ").ok_or(wrong(3, "to"))?;
+        let (from, rest) = hash(rest, "from ").ok_or_else(|| wrong(2, "from"))?;
+        let (to, script) = hash(rest, "to ").ok_or_else(|| wrong(3, "to"))?;
         Ok(Self { from, to, script })
     }
 

@@ -33,13 +33,13 @@ impl<'a> ConsensusDiff<'a> {
     pub fn parse(text: &'a str) -> Result<Self, Malformed> {
         let wrong = |line, what| Malformed { line, what };
         let rest = text.strip_prefix(HEAD).filter(|_| text.len() <= TEXT);
-        let rest = rest.ok_or(wrong(1, "no difference between consensuses"))?;
+        let rest = rest.ok_or_else(|| wrong(1, "no difference between consensuses"))?;
         let (hashes, script) = rest.split_once('\n').unwrap_or_default();
         let hashes = hashes
             .strip_prefix("hash ")
             .and_then(|it| it.split_once(' '));
         let hashes = hashes.and_then(|(from, to)| Some((hex(from)?, hex(to)?)));
-        let (from, to) = hashes.ok_or(wrong(2, "no hashes of consensuses"))?;
+        let (from, to) = hashes.ok_or_else(|| wrong(2, "no hashes of consensuses"))?;
         Ok(Self { from, to, script })
     }
 
