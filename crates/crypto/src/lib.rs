@@ -5,6 +5,7 @@
 //! QUIC and TLS connections themselves (`link`), when one acknowledges (`quic`), files (the binary), circuits and their cells (`onion`).
 
 mod identity;
+mod keystream;
 pub mod onion;
 mod proof;
 mod routable;
@@ -18,6 +19,7 @@ pub use self::identity::{Pin, PinError};
 pub use self::tls::Certificates;
 pub use self::tls::is_identity_mismatch;
 pub use identity::{Identity, IdentityError, NewIdentity};
+pub use keystream::Keystream;
 pub use proof::{Proof, ProofError};
 pub use routable::{RoutableError, RoutableId, RoutableIds, fleet_reset_key};
 pub use scramble::{NoCipher, Pair, Scramble, TooShort, Transform};

@@ -17,6 +17,7 @@ mod path_bias;
 mod path_chooser;
 pub mod path_selection;
 mod round_trips;
+pub mod scanner;
 mod store;
 #[cfg(test)]
 mod testing;

@@ -13,6 +13,7 @@ use base64::{
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig, general_purpose::STANDARD},
 };
 
+pub mod bandwidth_file;
 pub mod consensus_diff;
 pub mod directory_request;
 pub mod hsdir_request;

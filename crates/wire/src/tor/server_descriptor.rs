@@ -533,7 +533,7 @@ fn router(arguments: &str) -> Option<(String, SocketAddrV4)> {
     Some((nickname.to_owned(), SocketAddrV4::new(address, port)))
 }
 
-fn bandwidth(arguments: &str) -> Option<Bandwidth> {
+pub(super) fn bandwidth(arguments: &str) -> Option<Bandwidth> {
     let mut words = arguments.split(' ').map(number);
     Some(Bandwidth {
         average: words.next()??,
