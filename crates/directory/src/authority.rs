@@ -7,19 +7,28 @@
 //! signs one vote and one list a period, after a restart too (`authority/promise.rs`), and none in a period that it did not begin with.
 
 mod admission;
+mod flags;
 mod period;
 mod promise;
 mod shared_random;
 mod tally;
 #[cfg(test)]
 mod tests;
+mod uptime;
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use hoplite_crypto::{Proof, SigningKey};
-use hoplite_wire::directory::{
-    COMMITMENTS, Key, LIST, Signature, SignedDescriptor, SignedList, Stage,
+use hoplite_wire::{
+    directory::{
+        COMMITMENTS, Key, LIST, Opinion, RelayFlags, Signature, SignedDescriptor, SignedList, Stage,
+    },
+    tor::bandwidth_file::BandwidthFile,
 };
 
 use crate::{
@@ -29,10 +38,16 @@ use crate::{
 
 use admission::Pool;
 pub use admission::{Admission, Families, Probe, Rejected, Settled, Taken};
+pub use flags::FlagRules;
+use flags::Running;
 use period::Period;
 pub use period::{Checked, Unchecked};
 pub use promise::{Document, LastSigned, Promise, Unreadable};
 use tally::Relays;
+pub use uptime::Uptimes;
+
+/// An older bandwidth file is not believed, as with C tor.
+const MEASURED: u64 = 3 * 86_400;
 
 /// How an authority works. All times are seconds.
 #[derive(Debug)]
@@ -55,6 +70,8 @@ pub struct Config {
     pub hsdir_uptime: u64,
     /// Which descriptors are taken.
     pub admission: Admission,
+    /// Which flags relays are given.
+    pub flags: FlagRules,
 }
 
 /// What an authority wants to be told by another.
@@ -145,6 +162,11 @@ pub struct Authority {
     begun: Option<u64>,
     period: Option<Period>,
     published: Option<(SignedList, Bytes)>,
+    uptimes: Uptimes,
+    /// What relays were measured to carry, in bytes a second, and until when that counts.
+    measured: (BTreeMap<Key, u64>, u64),
+    /// The flags that were voted for last.
+    had: BTreeMap<Key, RelayFlags>,
 }
 
 impl Authority {
@@ -158,7 +180,33 @@ impl Authority {
             begun: None,
             period: None,
             published: None,
+            uptimes: Uptimes::default(),
+            measured: (BTreeMap::new(), 0),
+            had: BTreeMap::new(),
         }
+    }
+
+    /// Takes up for how long relays were there before a restart.
+    pub fn remember(&mut self, uptimes: Uptimes) {
+        self.uptimes = uptimes;
+    }
+
+    /// For how long relays were there: to be kept.
+    pub fn uptimes(&self) -> &Uptimes {
+        &self.uptimes
+    }
+
+    /// What a scanner has measured counts from now on, instead of what counted before, and for three days from when the file was made.
+    pub fn measured(&mut self, file: &BandwidthFile) {
+        let voted = file.relays.iter().filter(|relay| relay.votes);
+        let bandwidths = voted.filter_map(|relay| {
+            let bandwidth = relay.bandwidth.saturating_mul(1000);
+            Some((Key(*relay.relay.ed25519()?), bandwidth))
+        });
+        self.measured = (
+            bandwidths.collect(),
+            file.timestamp.saturating_add(MEASURED),
+        );
     }
 
     /// Takes up a list that was published before a restart.
@@ -220,12 +268,56 @@ impl Authority {
 
     /// Whether all that was tested was the relay's. Gives what is to be done in the store.
     pub fn probed(&mut self, probe: &Probe, passed: bool, now: u64) -> Option<Settled> {
-        self.pool.probed(probe, passed, &self.config.admission, now)
+        let settled = self.pool.probed(probe, passed, &self.config.admission, now);
+        let identity = &probe.relay.identity;
+        if passed && self.pool.is_tested(identity) {
+            self.uptimes.is_there(identity, now);
+        }
+        settled
     }
 
     /// Forgets relays that have not said anything, or were not reached, for too long; those are to be forgotten in the store too.
     pub fn forget(&mut self, now: u64) -> Vec<Key> {
+        let running: BTreeSet<_> = self
+            .pool
+            .running(&self.config.admission, now)
+            .map(|relay| relay.identity)
+            .collect();
+        self.uptimes.only(|relay| running.contains(relay), now);
         self.pool.forget(&self.config.admission, now)
+    }
+
+    /// What is to be said of relays that are running.
+    fn opinions(&mut self, at: u64) -> BTreeMap<Key, Opinion> {
+        let config = &self.config;
+        let (measured, until) = &self.measured;
+        let measured = |relay: &Key| measured.get(relay).copied().filter(|_| *until >= at);
+        let running = self.pool.running(&config.admission, at).map(|relay| {
+            let identity = relay.identity;
+            let said = relay.bandwidth.min(config.bandwidth_cap);
+            Running {
+                identity,
+                bandwidth: measured(&identity).map_or(said, |measured| measured.min(said)),
+                record: self.uptimes.record(&identity, at),
+                is_ingress: relay.roles.ingress,
+                is_exit: relay.roles.egress,
+            }
+        });
+        let running: Vec<_> = running.collect();
+        let hsdirs = self.pool.hsdirs(config.hsdir_uptime, at);
+        let flags = flags::flags(&running, &config.flags, &self.had);
+        let opinion = |relay: &Key| Opinion {
+            flags: flags
+                .get(relay)
+                .copied()
+                .unwrap_or_default()
+                .with_if(RelayFlags::HSDIR, hsdirs.contains(relay)),
+            measured: measured(relay),
+        };
+        let tested = self.pool.tested().map(|relay| relay.descriptor.identity);
+        let opinions = tested.map(|relay| (relay, opinion(&relay))).collect();
+        self.had = flags;
+        opinions
     }
 
     /// How many relays are known, tested or not.
@@ -312,7 +404,7 @@ impl Authority {
     fn begin(&mut self, due: u64) -> Vec<Event> {
         let relays = Relays {
             all: self.pool.tested().cloned().collect(),
-            hsdirs: self.pool.hsdirs(self.config.hsdir_uptime, due),
+            opinions: self.opinions(due),
         };
         let last = self.published.as_ref().map(|(list, _)| &list.list);
         let vote = tally::vote(&self.config, last, due, relays);

@@ -9,7 +9,7 @@ use hoplite_crypto::onion::{
     time_period::{Placement, Ring, Schedule, SharedRandom, Spread},
 };
 use hoplite_wire::{
-    directory::{Key, List},
+    directory::{Key, List, RelayFlags},
     tor::Flags,
 };
 
@@ -65,7 +65,7 @@ impl HsDirs {
             },
             spread,
             near,
-            identities: list.hsdirs.iter().map(|key| key.0).collect(),
+            identities: list.flagged(RelayFlags::HSDIR).map(|key| key.0).collect(),
         })
     }
 
@@ -172,12 +172,21 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use hoplite_wire::directory::Opinion;
+
     use super::*;
     use crate::testing::{descriptor, list, public};
 
     const RUN: u64 = 86_400;
     const BEGINS: u64 = 1_700_000_000 / RUN * RUN;
     const HOUR: u64 = 3600;
+
+    fn hsdir() -> Opinion {
+        Opinion {
+            flags: RelayFlags::HSDIR,
+            measured: None,
+        }
+    }
 
     /// The list that begins so many hours after a run, among `known` relays; the value of run `n` is all `n`.
     fn at(hours: u64, known: u8) -> List {
@@ -187,7 +196,7 @@ mod tests {
         list.shared_random.current = Some([run; 32]);
         list.shared_random.previous = Some([run - 1; 32]);
         list.params.insert(INTERVAL.to_owned(), 1440);
-        list.hsdirs = (1..=known).map(public).collect();
+        list.opinions = (1..=known).map(|n| (public(n), hsdir())).collect();
         list
     }
 
@@ -286,7 +295,7 @@ mod tests {
     #[test]
     fn who_has_no_flag_is_not_asked_and_a_list_without_onion_services_has_no_ring() {
         let mut some = at(13, 9);
-        some.hsdirs = [public(3)].into();
+        some.opinions = [(public(3), hsdir())].into();
         let ring = HsDirs::of_list(&some).expect("there").fetches();
         assert_eq!(ring.asked(&BlindedKey::from_bytes([5; 32])), [public(3)]);
         some.params.remove(INTERVAL);

@@ -12,7 +12,7 @@ use std::{
 
 use hoplite_wire::{
     Protocols,
-    directory::{Descriptor, Key, List},
+    directory::{Descriptor, Key, List, RelayFlags},
 };
 
 use crate::tor::{self, TorRelay};
@@ -26,6 +26,8 @@ const MAX_TRIES: usize = 4096;
 const PARTS: u64 = 1000;
 /// Paths are taken to have three positions, one of them the exit.
 const POSITIONS: u128 = 3;
+/// Where relays are measured, more is not believed of one that is not, in bytes a second: as much as Tor's authorities do.
+const UNMEASURED: u64 = 20_000;
 /// More is not believed of any relay, so that sums do not overflow: 1 TB/s.
 const MAX_BANDWIDTH: u64 = 1 << 40;
 
@@ -141,6 +143,10 @@ pub struct Network {
     weights: Option<Weights>,
     /// Of Tor's network: what its consensus says beside descriptors.
     tor: Option<Arc<HashMap<Key, TorRelay>>>,
+    /// Of our own lists: the flags that authorities give.
+    flags: BTreeMap<Key, RelayFlags>,
+    /// Flags that some relay has: where nobody has one, nobody is asked for it.
+    given: RelayFlags,
     /// What all clients should do.
     params: BTreeMap<String, i32>,
 }
@@ -148,17 +154,30 @@ pub struct Network {
 impl Network {
     /// The relays of a list that was checked.
     pub fn of(list: &List) -> Self {
-        let relays: Vec<_> = list
-            .relays
-            .iter()
-            .map(|relay| relay.descriptor.clone())
-            .collect();
+        let is_measured = list.opinions.values().any(|one| one.measured.is_some());
+        let relays = list.relays.iter().map(|relay| {
+            let mut relay = relay.descriptor.clone();
+            relay.bandwidth = match list.opinion(&relay.identity).measured {
+                Some(measured) => relay.bandwidth.min(measured),
+                None if is_measured => relay.bandwidth.min(UNMEASURED),
+                None => relay.bandwidth,
+            };
+            relay
+        });
+        let relays: Vec<_> = relays.collect();
+        let flags = list.opinions.iter();
+        let flags: BTreeMap<_, _> = flags.map(|(relay, one)| (*relay, one.flags)).collect();
         let cap = list.params.get("bandwidth-cap").copied();
         let weights = Weights::of(&relays, cap.unwrap_or(u64::MAX));
         Self {
             relays,
             weights: Some(weights),
             tor: None,
+            given: flags
+                .values()
+                .copied()
+                .fold(RelayFlags::NONE, RelayFlags::with),
+            flags,
             params: list.params.iter().map(of_tors_size).collect(),
         }
     }
@@ -170,6 +189,7 @@ impl Network {
             weights: None,
             tor: Some(Arc::new(tor::positions::relays(network))),
             params: network.params.clone(),
+            ..Self::default()
         }
     }
 
@@ -387,7 +407,25 @@ impl Network {
     fn fits(&self, relay: &Descriptor, position: Position, constraints: &PathConstraints) -> bool {
         let known = self.tor_relay(&relay.identity);
         fits(relay, position, constraints)
+            && self.is_flagged(relay, position, constraints)
             && known.is_none_or(|known| known.may_stand(position) || constraints.hops == 1)
+    }
+
+    /// Whether the authorities would have it there: guards first, what is to last stable and fast, and no bad exit last.
+    fn is_flagged(
+        &self,
+        relay: &Descriptor,
+        position: Position,
+        constraints: &PathConstraints,
+    ) -> bool {
+        let flags = self.flags.get(&relay.identity).copied().unwrap_or_default();
+        let has = |flag| flags.has(flag) || !self.given.has(flag);
+        match position {
+            Position::Entry => has(RelayFlags::GUARD) || constraints.hops == 1,
+            Position::Middle => true,
+            Position::Lasting => has(RelayFlags::STABLE) && has(RelayFlags::FAST),
+            Position::Exit => !flags.has(RelayFlags::BAD_EXIT),
+        }
     }
 
     /// Whether both may stand on one path.

@@ -168,16 +168,31 @@ impl Results {
         rates.collect()
     }
 
-    /// What a relay carries, by what it was measured to, in bytes a second: half of the results are below. Where it can tell the scanner it counts for a tenth
-    /// more at most than where it cannot.
+    /// What a relay carries, by what it was measured to, in bytes a second. Where it can tell the scanner it counts for a tenth more at most than where it
+    /// cannot.
     pub fn capacity(&self, relay: &Key) -> Option<u64> {
-        let open = median(self.rates(relay, |place| place != Place::Middle));
-        let blind = median(self.rates(relay, |place| place == Place::Middle));
+        let open = filtered(&self.rates(relay, |place| place != Place::Middle));
+        let blind = filtered(&self.rates(relay, |place| place == Place::Middle));
         match (open, blind) {
             (Some(open), Some(blind)) => Some(open.min(blind.saturating_add(blind / 10))),
             (open, blind) => open.or(blind),
         }
     }
+}
+
+/// The mean of those that are not below the mean of all: a slow partner, or others' traffic, makes results too low, and nothing honest makes them too high.
+/// bandwidth-file-spec "Torflow aggregation", `bw_filt`.
+fn filtered(rates: &[u64]) -> Option<u64> {
+    let mean = mean(rates.iter().copied())?;
+    self::mean(rates.iter().copied().filter(|rate| *rate >= mean))
+}
+
+fn mean(numbers: impl Iterator<Item = u64>) -> Option<u64> {
+    let sum = numbers.fold((0u128, 0u128), |(sum, count), number| {
+        (sum.saturating_add(number.into()), count.saturating_add(1))
+    });
+    let mean = sum.0.checked_div(sum.1)?;
+    u64::try_from(mean).ok()
 }
 
 /// The lower one of two in the middle.
@@ -349,8 +364,9 @@ impl Scanner {
     /// What a relay can carry, by what is known best. 1 TB/s at most, so that sums do not overflow.
     fn speed(&self, relay: &Key) -> u64 {
         let believed = || self.relays.get(relay).map_or(0, |relay| relay.believed);
+        let average = self.relays.get(relay).map_or(0, |relay| relay.average);
         let speed = self.results.capacity(relay).unwrap_or_else(believed);
-        speed.clamp(1, 1 << 40)
+        speed.min(average).clamp(1, 1 << 40)
     }
 
     /// A measurement is over.

@@ -1,6 +1,6 @@
 //! Relays and authorities by number, for this crate's tests.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use hoplite_crypto::SigningKey;
 use hoplite_wire::{
@@ -66,7 +66,7 @@ pub(crate) fn list(start: u64, relays: &[SignedDescriptor]) -> List {
         params: std::iter::once(("bandwidth-cap".to_owned(), 10_000_000)).collect(),
         shared_random: SharedRandomLines::default(),
         relays,
-        hsdirs: BTreeSet::new(),
+        opinions: BTreeMap::new(),
     }
 }
 

@@ -23,6 +23,7 @@ use crate::{
     wallet::{self, Wallets},
 };
 use onion::{Circuits, ServiceParts};
+pub(crate) use onion::{dialer_of_circuits, relay_of_list};
 use service::{Prepared, Running};
 use status::Socket;
 

@@ -30,9 +30,9 @@ const READING: &str = "reading the configuration";
 const LARGEST: u64 = 4 << 20;
 
 /// Keys that only a client's file has.
-const CLIENT_KEYS: [&str; 12] = [
+const CLIENT_KEYS: [&str; 13] = [
     "relay", "path", "hops", "overlay", "socks", "http", "device", "flows", "dns", "takeover",
-    "issuer", "service",
+    "issuer", "service", "scan",
 ];
 
 /// Keys that only a relay's file has.

@@ -17,7 +17,7 @@ use hoplite_channel::{self as channel, ChannelDialer, Counts, How, Whom, handsha
 use hoplite_crypto::{Pin, SigningKey, Trust};
 use hoplite_directory::{
     Authority, Change, Store, StoreError,
-    authority::{self, Event, Heard, LastSigned, Probe, Promise, Settled, Want, Wanted},
+    authority::{self, Event, Heard, LastSigned, Probe, Promise, Settled, Uptimes, Want, Wanted},
     fetch,
 };
 use hoplite_link::{self as link, Dialer, Peer};
@@ -25,6 +25,7 @@ use hoplite_overlay::{Direct, Overlay, Terms};
 use hoplite_wire::{
     Host, Target,
     directory::{Key, Source},
+    tor::bandwidth_file::{self, BandwidthFile},
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{
@@ -43,6 +44,7 @@ use crate::{
     say::Failure,
 };
 
+pub(crate) mod scan;
 mod serve;
 
 /// The machine and what is to be written, shared by whoever answers and whoever asks.
@@ -118,6 +120,7 @@ async fn serve(config: &Config, own: Key, shared: &Shared, store: Store) -> Resu
         () = serving => {}
         () = voting => {}
         () = look_after_relays(shared.clone()) => {}
+        () = keep_up(shared, config) => {}
         () = shared.writer().run(store) => {}
         () = stopped => info!("the authority has stopped"),
     }
@@ -148,6 +151,7 @@ fn open(config: &Config, key: SigningKey) -> Result<(Shared, Store), Failure> {
             hsdir_interval: config.hsdir_interval,
             hsdir_uptime: config.hsdir_uptime.as_secs(),
             admission: config.admission.clone(),
+            flags: config.flags.clone(),
         },
         promise,
         now(),
@@ -170,6 +174,9 @@ fn restored(config: &Config, authority: &mut Authority) -> Result<Store, StoreEr
         // What is too old, or refused by now, is not taken again.
         authority.restore(&text, since, now()).ok();
     }
+    // Without them, or with what cannot be read, relays' times begin anew.
+    let uptimes = fs::read_to_string(uptimes_file(config)).unwrap_or_default();
+    authority.remember(Uptimes::restore(&uptimes, now()));
     if let Some((text, _)) = store.list()?
         && let Err(refused) = authority.resume(&text, now())
     {
@@ -281,6 +288,55 @@ impl Writer {
             }
         }
     }
+}
+
+/// How often a bandwidth file is read, and what is known of relays' uptimes is written.
+const KEEP_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Reads what a scanner has measured as often as there is something new, and writes down for how long relays have been there: after a restart it goes on.
+async fn keep_up(shared: &Shared, config: &Config) {
+    let (mut read, uptimes) = (None, uptimes_file(config));
+    loop {
+        if let Some(path) = &config.bandwidth_file {
+            match measured(path, &mut read) {
+                Ok(Some(file)) => shared.lock().measured(&file),
+                Ok(None) => {}
+                Err(error) => warn!("the bandwidth file cannot be used: {error}"),
+            }
+        }
+        tokio::time::sleep(KEEP_INTERVAL).await;
+        let text = shared.lock().uptimes().to_string();
+        let uptimes = uptimes.clone();
+        let written = spawn_blocking(move || scan::replace(&uptimes, &text)).await;
+        if let Ok(Err(error)) = written {
+            warn!("relays' uptimes cannot be written: {error}");
+        }
+    }
+}
+
+/// The file, if it is another one than the last time.
+fn measured(
+    path: &Path,
+    read: &mut Option<SystemTime>,
+) -> Result<Option<BandwidthFile>, Box<dyn std::error::Error>> {
+    let found = fs::metadata(path)?;
+    let modified = found.modified()?;
+    if *read == Some(modified) {
+        return Ok(None);
+    }
+    *read = Some(modified);
+    let most = u64::try_from(bandwidth_file::FILE)?;
+    if found.len() > most {
+        return Err("it is too large".into());
+    }
+    Ok(Some(BandwidthFile::parse(&fs::read_to_string(path)?)?))
+}
+
+/// `directory.sqlite.uptimes` of `directory.sqlite`.
+fn uptimes_file(config: &Config) -> PathBuf {
+    let mut path = config.store.as_os_str().to_owned();
+    path.push(".uptimes");
+    path.into()
 }
 
 /// The longest pause: a clock that was set is noticed within it.

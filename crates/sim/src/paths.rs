@@ -1,12 +1,7 @@
 //! How a client of the simulation asks the product's own chooser for paths, from the list that all clients have. Also notes how long circuits took to be
 //! built.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use hoplite_crypto::onion::{RelayKeys, identity::stand_in};
 use hoplite_directory::{
@@ -75,7 +70,7 @@ impl Listed {
             params: BTreeMap::new(),
             shared_random: SharedRandomLines::default(),
             relays,
-            hsdirs: BTreeSet::new(),
+            opinions: BTreeMap::new(),
         };
         Self {
             network: Network::of(&list),

@@ -5,10 +5,11 @@
 //! signature over the text is one over the meaning, and nobody can write the same thing twice.
 
 pub mod list_diff;
+mod opinion;
 mod shared_random;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fmt::{self, Write},
     net::SocketAddr,
     str::FromStr,
@@ -18,6 +19,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 
 use crate::{Protocols, Target};
 
+pub use opinion::{Opinion, RelayFlags};
 pub use shared_random::{Contribution, SharedRandomLines};
 
 /// Addresses of one relay.
@@ -398,9 +400,6 @@ const DESCRIPTOR_HEAD: &str = "hoplite-descriptor 1";
 /// A relay's line: it keeps descriptors of onion services of version 3.
 const HSDIR: &str = "hsdir 3";
 
-/// A list's line below a relay: it has been there for long enough to be an HSDir.
-const HSDIR_FLAG: &str = "flags hsdir";
-
 impl Descriptor {
     /// Where it gives the list of relays, if it does.
     pub fn cache_address(&self) -> Option<SocketAddr> {
@@ -693,8 +692,8 @@ pub struct List {
     pub shared_random: SharedRandomLines,
     /// The relays, by identity.
     pub relays: Vec<SignedDescriptor>,
-    /// Those of them that have the HSDir flag: onion services publish their descriptors there.
-    pub hsdirs: BTreeSet<Key>,
+    /// What the authorities say of those of whom they say anything.
+    pub opinions: BTreeMap<Key, Opinion>,
 }
 
 /// A list with signatures, none of which has been checked by reading it.
@@ -726,6 +725,18 @@ impl List {
         self.to_string()
     }
 
+    /// What the authorities say of a relay.
+    pub fn opinion(&self, relay: &Key) -> Opinion {
+        self.opinions.get(relay).copied().unwrap_or_default()
+    }
+
+    /// The relays that have these flags.
+    pub fn flagged(&self, flags: RelayFlags) -> impl Iterator<Item = &Key> {
+        let opinions = self.opinions.iter();
+        let flagged = opinions.filter(move |(_, opinion)| opinion.flags.has(flags));
+        flagged.map(|(relay, _)| relay)
+    }
+
     fn read(lines: &mut Lines<'_>, stage: Stage) -> Result<Self, Malformed> {
         lines.exactly(stage.head(), "no list or vote of version 1")?;
         let (valid_after, fresh_until, valid_until) = (
@@ -737,7 +748,7 @@ impl List {
         if stage == Stage::List && shared_random.own.is_some() {
             return Err(lines.wrong("a list has no shared random value of its own"));
         }
-        let (relays, hsdirs) = relays(lines)?;
+        let (relays, opinions) = relays(lines)?;
         let list = Self {
             stage,
             valid_after,
@@ -746,7 +757,7 @@ impl List {
             params,
             shared_random,
             relays,
-            hsdirs,
+            opinions,
         };
         let (after, fresh, until) = (list.valid_after, list.fresh_until, list.valid_until);
         if after < fresh && fresh <= until {
@@ -770,27 +781,30 @@ fn params(lines: &mut Lines<'_>) -> Result<BTreeMap<String, u64>, Malformed> {
     Ok(params)
 }
 
-fn relays(lines: &mut Lines<'_>) -> Result<(Vec<SignedDescriptor>, BTreeSet<Key>), Malformed> {
+fn relays(
+    lines: &mut Lines<'_>,
+) -> Result<(Vec<SignedDescriptor>, BTreeMap<Key, Opinion>), Malformed> {
     let count: usize = lines.parsed("relays")?;
     if count > RELAYS {
         return Err(lines.wrong("too many relays"));
     }
-    let (mut relays, mut hsdirs) = (Vec::<SignedDescriptor>::new(), BTreeSet::new());
+    let (mut relays, mut opinions) = (Vec::<SignedDescriptor>::new(), BTreeMap::new());
     for _ in 0..count {
         let relay = SignedDescriptor::read(lines)?;
         let last = relays.last().map(|last| last.descriptor.identity);
         if last.is_some_and(|last| last >= relay.descriptor.identity) {
             return Err(lines.wrong("a relay stands twice, or they are not in order"));
         }
-        if lines.flag(HSDIR_FLAG) {
-            if !relay.descriptor.hsdir {
-                return Err(lines.wrong("an HSDir flag of who keeps no descriptors"));
-            }
-            hsdirs.insert(relay.descriptor.identity);
+        let opinion = Opinion::read(lines)?;
+        if opinion.flags.has(RelayFlags::HSDIR) && !relay.descriptor.hsdir {
+            return Err(lines.wrong("an HSDir flag of who keeps no descriptors"));
+        }
+        if !opinion.is_nothing() {
+            opinions.insert(relay.descriptor.identity, opinion);
         }
         relays.push(relay);
     }
-    Ok((relays, hsdirs))
+    Ok((relays, opinions))
 }
 
 fn signatures(lines: &mut Lines<'_>) -> Result<BTreeMap<Key, Signature>, Malformed> {
@@ -865,9 +879,7 @@ impl fmt::Display for List {
         writeln!(f, "relays {}", self.relays.len())?;
         for relay in &self.relays {
             relay.fmt(f)?;
-            if self.hsdirs.contains(&relay.descriptor.identity) {
-                writeln!(f, "{HSDIR_FLAG}")?;
-            }
+            self.opinion(&relay.descriptor.identity).fmt(f)?;
         }
         Ok(())
     }

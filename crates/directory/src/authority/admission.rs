@@ -323,6 +323,15 @@ impl Pool {
         self.tested.values().map(|tested| &tested.signed)
     }
 
+    /// Those that have passed a test lately enough to be taken to be there: dir-spec has 45 minutes, where tests are 21 apart.
+    pub(super) fn running(&self, rules: &Admission, now: u64) -> impl Iterator<Item = &Descriptor> {
+        let retest = rules.retest.as_secs();
+        let late = retest.saturating_add(retest / 2);
+        let running = self.tested.values();
+        let running = running.filter(move |tested| tested.passed.saturating_add(late) >= now);
+        running.map(|tested| &tested.signed.descriptor)
+    }
+
     /// Those that keep descriptors of onion services and have passed their tests for so long at that time.
     pub(super) fn hsdirs(&self, uptime: u64, at: u64) -> BTreeSet<Key> {
         let long = self.tested.iter().filter(|(_, tested)| {

@@ -1,11 +1,13 @@
 //! From votes to a list, in one way only: authorities that have the same votes work out the same bytes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use hoplite_wire::directory::{Key, List, RELAYS, SharedRandomLines, SignedDescriptor, Stage};
+use hoplite_wire::directory::{
+    Key, List, Opinion, RELAYS, RelayFlags, SharedRandomLines, SignedDescriptor, Stage,
+};
 
 use super::{Config, shared_random};
-use crate::hsdirs;
+use crate::{hsdirs, scanner::median};
 
 /// The name of the parameter that bounds what is believed of a relay.
 const CAP: &str = "bandwidth-cap";
@@ -14,8 +16,8 @@ const CAP: &str = "bandwidth-cap";
 pub(super) struct Relays {
     /// They, by identity.
     pub(super) all: Vec<SignedDescriptor>,
-    /// Who of them is to have the HSDir flag.
-    pub(super) hsdirs: BTreeSet<Key>,
+    /// What is to be said of them.
+    pub(super) opinions: BTreeMap<Key, Opinion>,
 }
 
 /// What a vote or a list says beside its times.
@@ -45,11 +47,15 @@ pub(super) fn agreed(votes: &BTreeMap<Key, &List>, config: &Config, valid_after:
     let shared_random = shared_random::agreed(votes, config);
     let votes: Vec<&List> = votes.values().copied().collect();
     let all = relays(&votes, known);
-    let hsdirs = flagged(&votes, &all, known);
+    let opinions = all.iter().map(|relay| {
+        let relay = relay.descriptor.identity;
+        (relay, opinion(&votes, &relay, known))
+    });
+    let opinions = opinions.collect();
     let said = Said {
         params: params(&votes, known),
         shared_random,
-        relays: Relays { all, hsdirs },
+        relays: Relays { all, opinions },
     };
     with_times(Stage::List, config, valid_after, said)
 }
@@ -58,12 +64,17 @@ fn with_times(stage: Stage, config: &Config, valid_after: u64, said: Said) -> Li
     let uses = config.interval.saturating_mul(config.intervals.max(1));
     let mut relays = said.relays.all;
     relays.truncate(RELAYS);
-    // The flag goes with what the relay says in the form that is listed.
-    let serving = relays.iter().map(|relay| &relay.descriptor);
-    let serving = serving
-        .filter(|relay| relay.hsdir)
-        .map(|relay| relay.identity);
-    let hsdirs = serving.filter(|relay| said.relays.hsdirs.contains(relay));
+    let opinions = relays.iter().map(|relay| {
+        let relay = &relay.descriptor;
+        let opinion = said.relays.opinions.get(&relay.identity).copied();
+        let mut opinion = opinion.unwrap_or_default();
+        // The flag goes with what the relay says in the form that is listed.
+        if !relay.hsdir {
+            opinion.flags = opinion.flags.without(RelayFlags::HSDIR);
+        }
+        (relay.identity, opinion)
+    });
+    let opinions = opinions.filter(|(_, opinion)| !opinion.is_nothing());
     List {
         stage,
         valid_after,
@@ -71,7 +82,7 @@ fn with_times(stage: Stage, config: &Config, valid_after: u64, said: Said) -> Li
         valid_until: valid_after.saturating_add(uses.max(1)),
         params: said.params,
         shared_random: said.shared_random,
-        hsdirs: hsdirs.collect(),
+        opinions: opinions.collect(),
         relays,
     }
 }
@@ -99,18 +110,23 @@ fn relays(votes: &[&List], known: usize) -> Vec<SignedDescriptor> {
     listed.take(RELAYS).collect()
 }
 
-/// Those of the listed relays that a majority would have as HSDirs.
-fn flagged(votes: &[&List], listed: &[SignedDescriptor], known: usize) -> BTreeSet<Key> {
-    let identities = listed.iter().map(|relay| relay.descriptor.identity);
-    let voters = |relay: &Key| {
-        votes
-            .iter()
-            .filter(|vote| vote.hsdirs.contains(relay))
-            .count()
+/// The flags that a majority would have a relay have, and the lower median of what it was measured to, if a majority has measured it: so fewer liars than
+/// that neither give a weight to who was not measured, nor a higher one than some honest authority does.
+fn opinion(votes: &[&List], relay: &Key, known: usize) -> Opinion {
+    let opinions = votes.iter().map(|vote| vote.opinion(relay));
+    let voters = |flag| {
+        let those = opinions.clone();
+        those.filter(|opinion| opinion.flags.has(flag)).count()
     };
-    identities
-        .filter(|relay| is_majority(voters(relay), known))
-        .collect()
+    let flags = RelayFlags::NAMES.into_iter().map(|(flag, _)| flag);
+    let flags = flags.filter(|flag| is_majority(voters(*flag), known));
+    let measured = opinions.clone().filter_map(|opinion| opinion.measured);
+    let measured: Vec<_> = measured.collect();
+    let enough = is_majority(measured.len(), known);
+    Opinion {
+        flags: flags.fold(RelayFlags::NONE, RelayFlags::with),
+        measured: enough.then(|| median(measured)).flatten(),
+    }
 }
 
 /// The lower median of each parameter that a majority names.
@@ -122,12 +138,7 @@ fn params(votes: &[&List], known: usize) -> BTreeMap<String, u64> {
     let agreed = named
         .into_iter()
         .filter(|(_, numbers)| is_majority(numbers.len(), known));
-    let median = |mut numbers: Vec<u64>| {
-        numbers.sort_unstable();
-        let middle = numbers.len().saturating_sub(1) / 2;
-        numbers.get(middle).copied().unwrap_or(0)
-    };
     agreed
-        .map(|(name, numbers)| (name.clone(), median(numbers)))
+        .filter_map(|(name, numbers)| Some((name.clone(), median(numbers)?)))
         .collect()
 }

@@ -2,6 +2,7 @@
 
 mod admission;
 mod hostile;
+mod measured;
 mod onion_services;
 
 use std::sync::Arc;
@@ -46,6 +47,10 @@ fn config(n: u8, known: u8, threshold: usize) -> Config {
             private: true,
             only: Vec::new(),
             refuse: Vec::new(),
+        },
+        flags: FlagRules {
+            vote: false,
+            ..FlagRules::default()
         },
     }
 }

@@ -7,7 +7,7 @@
 
 use hoplite_wire::tor::bandwidth_file::{BandwidthFile, KeyValues, RelayLine, date_time};
 
-use super::{Candidate, Config, Failure, Outcome, Results, median};
+use super::{Candidate, Config, Failure, Outcome, Results, mean, median};
 
 /// The format's version.
 const VERSION: &str = "1.7.0";
@@ -123,21 +123,13 @@ impl Scale {
     /// Half of the relays say that they have carried more times what was measured: a relay that lies moves that by one place among all.
     fn of(known: &[Known<'_>]) -> Self {
         let measured = known.iter().filter_map(|one| Some((one, one.capacity?)));
-        let sum = measured
-            .clone()
-            .fold((0u128, 0u128), |(sum, count), (_, capacity)| {
-                (
-                    sum.saturating_add(u128::from(capacity)),
-                    count.saturating_add(1),
-                )
-            });
-        let mean = sum.0.checked_div(sum.1).unwrap_or(0);
+        let mean = mean(measured.clone().map(|(_, capacity)| capacity));
         let factors = measured.filter_map(|(one, capacity)| {
             let said = one.relay.observed?.min(one.relay.average);
             said.saturating_mul(PARTS).checked_div(capacity)
         });
         Self {
-            mean: u64::try_from(mean).unwrap_or(u64::MAX),
+            mean: mean.unwrap_or(0),
             factor: median(factors.collect()).unwrap_or(PARTS).max(PARTS),
         }
     }
@@ -228,11 +220,7 @@ impl<'a> Known<'a> {
             more.set("time", date_time(last));
         }
         let rates: Vec<_> = self.rates().collect();
-        let count = u64::try_from(rates.len()).unwrap_or(u64::MAX);
-        let sum = rates
-            .iter()
-            .fold(0u64, |sum, rate| sum.saturating_add(*rate));
-        if let Some(mean) = sum.checked_div(count) {
+        if let Some(mean) = mean(rates.iter().copied()) {
             more.set("bw_mean", mean);
         }
         if let Some(median) = median(rates) {

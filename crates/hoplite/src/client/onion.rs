@@ -142,6 +142,18 @@ pub(super) fn over_circuits(
     Ok(ClientOverlay::by_circuits(overlay, circuits))
 }
 
+/// What dials first relays for who builds circuits over paths of his own: a scanner.
+pub(crate) fn dialer_of_circuits(
+    client: &Client,
+    listed: &Listed,
+    underlay: &Underlay,
+) -> Arc<dyn Dialer> {
+    let padding = padding_parameters(Some(listed));
+    let channels = Channels::new(dialer(client, None, underlay, padding), |_| {});
+    tokio::spawn(sweep(channels.clone()));
+    Arc::new(Linked::new(channels, channel_of(client)))
+}
+
 /// What circuits run over: to a relay of C tor there is nothing but TLS, and who watches would learn more from anything else.
 fn channel_of(client: &Client) -> How {
     let file = &client.config;
@@ -487,7 +499,7 @@ impl From<Unchosen> for Error {
 
 /// What circuits need to know of a listed relay; ours all speak ntor-v3, have congestion control and know half-closed streams, and of others Tor's
 /// consensus says it.
-pub(super) fn relay_of_list(network: &Network, relay: &Descriptor) -> Option<Relay> {
+pub(crate) fn relay_of_list(network: &Network, relay: &Descriptor) -> Option<Relay> {
     let (identity, ntor) = (relay.identity.0, relay.onion?);
     let mut keys = RelayKeys::from(OnionKey { identity, ntor });
     let tor = network.tor_relay(&relay.identity);

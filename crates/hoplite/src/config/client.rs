@@ -20,6 +20,7 @@ use crate::{
     service_keys,
 };
 
+pub(crate) mod scan;
 pub(crate) mod service;
 mod tables;
 pub(crate) mod takeover;
@@ -69,6 +70,12 @@ pub(crate) fn read(document: &Document) -> Result<Client, Failure> {
     }
     for service in &mut config.service {
         service.keys = super::beside(document.path(), &service.keys);
+    }
+    if let Some(scan) = &mut config.scan {
+        let files = [&mut scan.results, &mut scan.file].into_iter();
+        for file in files.chain(&mut scan.with) {
+            *file = super::beside(document.path(), file);
+        }
     }
     let mut complaints = complaints(&config, document);
     for (i, issuer) in config.issuer.iter_mut().enumerate() {
@@ -190,6 +197,7 @@ pub(super) fn complaints(config: &Config, document: &Document) -> Vec<Complaint>
         checker.circuits();
     }
     checker.services();
+    checker.scan();
     checker.issuers();
     checker.front_ends();
     checker.device();
@@ -235,6 +243,20 @@ impl Checker<'_> {
                     remedy,
                 );
             }
+        }
+    }
+
+    /// It measures relays of a directory, over circuits.
+    fn scan(&mut self) {
+        let Some(scan) = &self.config.scan else {
+            return;
+        };
+        if !self.config.is_onion() || self.config.directory.is_none() {
+            let why = "relays of a directory are measured, over circuits";
+            self.add("scan", why, "add overlay = \"onion\" and [directory]");
+        }
+        for error in scan.wrongs() {
+            self.add(error.key, &error.problem, "correct the value");
         }
     }
 

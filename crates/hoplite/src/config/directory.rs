@@ -4,7 +4,10 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use hoplite_config::ConfigError;
-use hoplite_directory::{Trust, authority::Admission};
+use hoplite_directory::{
+    Trust,
+    authority::{Admission, FlagRules},
+};
 use hoplite_wire::directory::{AUTHORITIES, LIST, Source};
 use serde::Deserialize;
 
@@ -50,8 +53,12 @@ pub(crate) struct Config {
     /// For how long a relay must have passed its tests to be an HSDir.
     #[serde(deserialize_with = "hoplite_config::seconds")]
     pub(crate) hsdir_uptime: Duration,
+    /// What a scanner has measured, if it has.
+    pub(crate) bandwidth_file: Option<PathBuf>,
     /// Which relays are taken.
     pub(crate) admission: Admission,
+    /// Which flags they are given.
+    pub(crate) flags: FlagRules,
     /// Bounds of the server.
     pub(crate) limits: Limits,
 }
@@ -100,7 +107,9 @@ impl Default for Config {
             bandwidth_cap: 12_500_000,
             hsdir_interval: 1440,
             hsdir_uptime: Duration::from_secs(96 * 3600),
+            bandwidth_file: None,
             admission: Admission::default(),
+            flags: FlagRules::default(),
             limits: Limits::default(),
         }
     }
@@ -197,6 +206,8 @@ pub(crate) fn read(document: &Document) -> Result<Config, Failure> {
     let mut config: Config = super::value(document)?;
     config.key = super::beside(document.path(), &config.key);
     config.store = super::beside(document.path(), &config.store);
+    let measured = config.bandwidth_file.as_ref();
+    config.bandwidth_file = measured.map(|file| super::beside(document.path(), file));
     let mut wrong = complaints(
         document,
         "",
@@ -226,7 +237,8 @@ pub(crate) fn read(document: &Document) -> Result<Config, Failure> {
             "correct the value",
         );
     }
-    for error in config.admission.wrongs().chain(config.limits.wrongs()) {
+    let tables = config.admission.wrongs().chain(config.flags.wrongs());
+    for error in tables.chain(config.limits.wrongs()) {
         add(error.key, &error.problem, "correct the value");
     }
     if wrong.is_empty() {

@@ -108,10 +108,20 @@ fn shared_random(stage: Stage) -> impl Strategy<Value = SharedRandomLines> {
     })
 }
 
+fn opinion() -> impl Strategy<Value = Opinion> {
+    let flags = proptest::sample::subsequence(RelayFlags::NAMES.to_vec(), 0..=5);
+    let flags = flags.prop_map(|flags| {
+        let flags = flags.into_iter();
+        flags.fold(RelayFlags::NONE, |all, (flag, _)| all.with(flag))
+    });
+    let opinion = (flags, option::of(any::<u64>()));
+    opinion.prop_map(|(flags, measured)| Opinion { flags, measured })
+}
+
 fn list(stage: Stage) -> impl Strategy<Value = SignedList> {
     let params = proptest::collection::btree_map("[a-z-]{1,32}", any::<u64>(), 0..4);
     let signatures = proptest::collection::btree_map(key(), signature(), 0..4);
-    let relays = vec((signed(), any::<bool>()), 0..4);
+    let relays = vec((signed(), opinion()), 0..4);
     (
         relays,
         params,
@@ -120,11 +130,15 @@ fn list(stage: Stage) -> impl Strategy<Value = SignedList> {
         0u64..1 << 40,
     )
         .prop_map(move |(relays, params, signatures, shared_random, start)| {
-            let is_hsdir =
-                |(relay, flag): &&(SignedDescriptor, bool)| *flag && relay.descriptor.hsdir;
-            let hsdirs = relays.iter().filter(is_hsdir);
-            let hsdirs: BTreeSet<Key> =
-                hsdirs.map(|(relay, _)| relay.descriptor.identity).collect();
+            let opinions = relays.iter().map(|(relay, opinion)| {
+                let mut opinion = *opinion;
+                if !relay.descriptor.hsdir {
+                    opinion.flags = opinion.flags.without(RelayFlags::HSDIR);
+                }
+                (relay.descriptor.identity, opinion)
+            });
+            let opinions = opinions.filter(|(_, opinion)| !opinion.is_nothing());
+            let opinions: BTreeMap<Key, _> = opinions.collect();
             let relays: BTreeMap<Key, _> = relays
                 .into_iter()
                 .map(|(relay, _)| (relay.descriptor.identity, relay))
@@ -136,7 +150,7 @@ fn list(stage: Stage) -> impl Strategy<Value = SignedList> {
                 valid_until: start + 30,
                 params,
                 shared_random,
-                hsdirs,
+                opinions,
                 relays: relays.into_values().collect(),
             };
             SignedList { list, signatures }
@@ -332,10 +346,11 @@ fn a_list_with_shared_random_values_and_hsdirs_is_read_in_one_order_and_one_with
         list.shared_random.commitments,
         BTreeMap::from([(key, [1; 32])])
     );
-    assert_eq!(list.hsdirs, BTreeSet::from([Key([7; 32])]));
+    let hsdirs = list.flagged(RelayFlags::HSDIR).copied();
+    assert_eq!(hsdirs.collect::<Vec<_>>(), [Key([7; 32])]);
     let without = read(&listed("", "")).expect("right");
     assert_eq!(without.shared_random, SharedRandomLines::default());
-    assert!(without.hsdirs.is_empty());
+    assert!(without.opinions.is_empty());
     for wrong in [
         format!("shared-random-current {b}\nshared-random-previous {a}\n"),
         format!("shared-random-current {b}\nshared-random-current {b}\n"),
@@ -354,5 +369,27 @@ fn a_list_with_shared_random_values_and_hsdirs_is_read_in_one_order_and_one_with
     // Who does not say that it keeps descriptors is given none.
     let says_nothing = listed("", "flags hsdir\n").replace("hsdir 3\n", "");
     assert!(read(&says_nothing).is_err());
-    assert!(read(&listed("", "flags guard\n")).is_err());
+    for wrong in [
+        "flags \n",
+        "flags slow\n",
+        "flags guard fast\n",
+        "flags fast fast\n",
+        "measured\n",
+        "measured -1\n",
+        "measured 01\n",
+        "measured 1\nflags fast\n",
+    ] {
+        assert!(read(&listed("", wrong)).is_err(), "{wrong}");
+    }
+    let said = read(&listed(
+        "",
+        "flags badexit fast guard hsdir stable\nmeasured 1250000\n",
+    ));
+    let said = said.expect("right").opinion(&Key([7; 32]));
+    assert!(
+        RelayFlags::NAMES
+            .iter()
+            .all(|(flag, _)| said.flags.has(*flag))
+    );
+    assert_eq!(said.measured, Some(1_250_000));
 }

@@ -98,7 +98,7 @@ fn a_directory_without_onion_services_says_nothing_for_them() {
 fn none() -> Relays {
     Relays {
         all: Vec::new(),
-        hsdirs: Default::default(),
+        opinions: BTreeMap::new(),
     }
 }
 
@@ -209,7 +209,8 @@ fn hand_in(authority: &mut Authority, text: &str, now: u64) {
 }
 
 fn hsdirs(authority: &Authority) -> Vec<Key> {
-    published(authority).hsdirs.into_iter().collect()
+    let list = published(authority);
+    list.flagged(RelayFlags::HSDIR).copied().collect()
 }
 
 #[test]
@@ -280,10 +281,13 @@ fn the_flag_goes_with_what_the_relay_says_in_the_form_that_is_listed() {
     let of = |n: u8, hsdir, published| {
         let text = says(11, hsdir, published);
         let relay = SignedDescriptor::parse(&text).expect("right");
-        let flag = hsdir.then(|| public(11));
+        let opinion = Opinion {
+            flags: RelayFlags::NONE.with_if(RelayFlags::HSDIR, hsdir),
+            measured: None,
+        };
         let relays = Relays {
             all: vec![relay],
-            hsdirs: flag.into_iter().collect(),
+            opinions: BTreeMap::from([(public(11), opinion)]),
         };
         let vote = tally::vote(&config(n, 5, 3), None, BEGINS, relays);
         (public(n), vote)
@@ -294,7 +298,7 @@ fn the_flag_goes_with_what_the_relay_says_in_the_form_that_is_listed() {
     let votes = votes.iter().map(|(voter, vote)| (*voter, vote)).collect();
     let list = tally::agreed(&votes, &config(1, 5, 3), BEGINS);
     assert_eq!(list.relays.len(), 1);
-    assert!(!list.relays[0].descriptor.hsdir && list.hsdirs.is_empty());
+    assert!(!list.relays[0].descriptor.hsdir && list.opinions.is_empty());
     let list = SignedList {
         list,
         signatures: BTreeMap::new(),

@@ -19,7 +19,7 @@ use hoplite_wire::{
 };
 use serde::{Deserialize, Deserializer, de};
 
-use super::{service::Service, takeover};
+use super::{scan::Scan, service::Service, takeover};
 use crate::config::{self, directory};
 
 /// The whole file.
@@ -63,6 +63,8 @@ pub(crate) struct Config {
     pub(crate) issuer: Vec<Issuer>,
     /// Onion services of this device.
     pub(crate) service: Vec<Service>,
+    /// What `hoplite directory scan` measures.
+    pub(crate) scan: Option<Scan>,
 }
 
 /// One issuer of private tokens, and the stock of them.
