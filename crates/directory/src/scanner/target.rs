@@ -24,6 +24,8 @@ const HEAD: usize = 2048;
 const CHUNK: usize = 16 << 10;
 /// How long a circuit and the first stream over it may take.
 const OPEN: Duration = Duration::from_secs(60);
+/// How long a request's head may take to come: who sends none holds no place for longer.
+const ASK: Duration = Duration::from_secs(10);
 /// How long a transfer may take; what has come by then counts.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Transfers that are expected at once; more are not begun.
@@ -130,7 +132,8 @@ async fn answer(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     expected: &Expected,
 ) -> io::Result<()> {
-    let (head, mut rest) = head(&mut stream).await?;
+    let asking = timeout(ASK, head(&mut stream)).await;
+    let (head, mut rest) = asking.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     let asked = parse_request(&head).and_then(|(direction, name)| expected.take(&name, direction));
     let Some(mut transfer) = asked else {
         let refusal = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";

@@ -901,6 +901,31 @@ fn the_example_of_a_network_of_tor_is_right_and_its_comments_are_the_defaults() 
 }
 
 #[test]
+fn the_example_of_a_scanner_is_right_and_its_comments_are_the_defaults() {
+    let text = include_str!("../../../../examples/scan.toml");
+    let scan = |text: &str| {
+        let read = client::read(&document(text).expect("a document")).expect("right");
+        read.config.scan.expect("a scanner")
+    };
+    let as_it_is = scan(text);
+    assert_eq!(as_it_is.reached().port(), 8800);
+    let defaults = client::scan::Scan {
+        target: as_it_is.target,
+        ..Default::default()
+    };
+    assert_eq!(as_it_is, defaults);
+    assert_eq!(scan(&uncommented(text)), defaults);
+    let without_target = text.replace("target = ", "# target = ");
+    let nowhere = client_error(&without_target);
+    assert!(nowhere.contains("scan.target"), "{nowhere}");
+    let over_hops = text.replace("overlay = \"onion\"", "hops = 2");
+    assert!(
+        client_error(&over_hops).contains("overlay"),
+        "circuits alone"
+    );
+}
+
+#[test]
 fn what_is_wrong_with_a_network_of_tor_is_told_by_its_key() {
     let text = include_str!("../../../../examples/client-tor.toml");
     let first = "\"4CB0A1456D97AECE1CF5F2A1F60A987D443C405C@192.0.2.1:7000\",";

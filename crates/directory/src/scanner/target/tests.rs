@@ -125,6 +125,14 @@ async fn strangers_are_served_nothing_and_a_name_is_good_for_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_asks_for_nothing_is_let_go_soon() {
+    let (_near, far) = tokio::io::duplex(1 << 10);
+    let began = Instant::now();
+    serve(far, &Expected::default()).await;
+    assert_eq!(began.elapsed(), ASK);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_upload_that_never_came_is_not_taken_for_one() {
     let expected = Expected::default();
     let ticket = expected.expect(Direction::Up, 50_000).expect("expected");
