@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use hoplite_wire::cell;
+use hoplite_wire::{cell, tor::extra_info::Directions};
 
 use super::{PaddingMode, PaddingParameters, budget::CELL, quic::streams_at_first};
 
@@ -224,6 +224,8 @@ macro_rules! counts {
             $($(#[$doc])* pub $name: Count,)+
             /// The circuits of all these channels.
             pub(super) queue_budget: super::budget::QueueBudget,
+            /// What they carry.
+            pub(super) traffic: super::traffic::Traffic,
         }
 
         impl Counts {
@@ -270,6 +272,20 @@ counts! {
     violations,
     /// PADDING cells that were sent: no fault.
     padding,
+    /// PADDING cells that came: no fault.
+    padding_read,
+}
+
+impl Counts {
+    /// Bytes of cells that all channels have read and written.
+    pub fn carried(&self) -> (u64, u64) {
+        self.traffic.total()
+    }
+
+    /// How the channels that are open were used since this was last asked for; to be asked every ten seconds.
+    pub fn directions(&self) -> Directions {
+        self.traffic.directions()
+    }
 }
 
 /// A counter.

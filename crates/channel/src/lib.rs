@@ -26,6 +26,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod traffic;
 
 use std::{fmt, net::IpAddr, sync::Arc};
 

@@ -34,6 +34,7 @@ use super::{
     padding::Padding,
     queue::{self, End, Keeper, Place, Receiver, Sender, Source, circuit_queue},
     tls::destroy,
+    traffic::Flow,
 };
 
 #[cfg(test)]
@@ -53,6 +54,7 @@ struct Shared {
     connection: Connection,
     ids: Arc<Mutex<Ids>>,
     counts: Arc<Counts>,
+    flow: Arc<Flow>,
     config: Config,
     scale: Scale,
     ending: Ending,
@@ -99,6 +101,7 @@ pub(super) fn start(
         connection: io.connection,
         ids: Arc::new(Mutex::new(ids)),
         counts: Arc::clone(counts),
+        flow: counts.traffic.enter(),
         config: config.clone(),
         scale: Scale::new(Instant::now(), config.half_life),
         ending,
@@ -130,7 +133,7 @@ impl Transport {
             why = shared.ending.wait() => return Err(Closed::Channel(why)),
             opened = shared.connection.open_bi() => opened.map_err(|_| Closed::Channel(Why::Gone))?,
         };
-        let first = First::of(receive, shared.config.largest_variable);
+        let first = First::of(receive, shared);
         Ok(shared.circuit(berth, hold, send, first))
     }
 
@@ -195,6 +198,7 @@ impl Shared {
             scale: self.scale,
             linger: self.config.linger,
             counts: Arc::clone(&self.counts),
+            flow: Arc::clone(&self.flow),
             gauge: Arc::clone(&gauge),
             written: 0,
             pulse: self.pulse.clone(),
@@ -251,7 +255,7 @@ impl CircuitAcceptor {
 
     /// A stream is a circuit from its first cell on.
     async fn welcome(self, mut send: SendStream, receive: RecvStream) {
-        let mut first = First::of(receive, self.shared.config.largest_variable);
+        let mut first = First::of(receive, &self.shared);
         let read = timeout(self.shared.config.handshake, first.read()).await;
         let Ok(Some(id)) = read else {
             self.shared.counts.no_circuits.up();
@@ -335,6 +339,7 @@ const MAX_IGNORED: usize = 64;
 struct Cells {
     stream: RecvStream,
     reader: Reader,
+    flow: Arc<Flow>,
 }
 
 /// A stream that may become a circuit.
@@ -378,7 +383,10 @@ impl Cells {
                 Err(_) => return Poll::Ready(Read::Malformed),
             }
             match ready!(poll_pieces(&mut self.stream, cx)) {
-                Ok(Some(bytes)) => self.reader.push(bytes),
+                Ok(Some(bytes)) => {
+                    self.flow.read(bytes.len());
+                    self.reader.push(bytes);
+                }
                 Ok(None) => {
                     let cut = !self.reader.is_between_cells();
                     return Poll::Ready(Read::End { cut });
@@ -407,10 +415,15 @@ fn poll_pieces(
 }
 
 impl First {
-    fn of(stream: RecvStream, largest: usize) -> Self {
-        let reader = Reader::wide(largest);
+    fn of(stream: RecvStream, shared: &Shared) -> Self {
+        let reader = Reader::wide(shared.config.largest_variable);
+        let flow = Arc::clone(&shared.flow);
         Self {
-            cells: Cells { stream, reader },
+            cells: Cells {
+                stream,
+                reader,
+                flow,
+            },
             first: None,
         }
     }
@@ -543,22 +556,24 @@ async fn read_control(stream: &mut RecvStream, reader: &mut Reader, shared: &Sha
                         return why;
                     }
                 }
-                Ok(Some(cell)) if is_padding(cell.command) => {}
+                Ok(Some(cell)) if cell.command == Command::PADDING => {
+                    shared.counts.padding_read.up();
+                }
+                Ok(Some(cell)) if cell.command == Command::VPADDING => {}
                 Ok(Some(_)) => shared.counts.ignored.up(),
                 Ok(None) => break,
                 Err(_) => return Why::Violation("a malformed cell on the control stream"),
             }
         }
         match poll_fn(|cx| poll_pieces(stream, cx)).await {
-            Ok(Some(bytes)) => reader.push(bytes),
+            Ok(Some(bytes)) => {
+                shared.flow.read(bytes.len());
+                reader.push(bytes);
+            }
             Ok(None) | Err(_) => return Why::Gone,
         }
         tokio::task::yield_now().await;
     }
-}
-
-fn is_padding(command: Command) -> bool {
-    [Command::PADDING, Command::VPADDING].contains(&command)
 }
 
 /// Sends what the channel itself has to say, one cell after another: a peer that does not take it is sent nothing more of it.
@@ -568,6 +583,7 @@ async fn pad(stream: &mut SendStream, shared: &Shared) -> Why {
         if cell.command == Command::PADDING {
             shared.counts.padding.up();
         }
+        shared.flow.wrote(cell::LEN);
         if stream.write_chunk(encode(&[cell])).await.is_err() {
             return Why::Gone;
         }
@@ -590,6 +606,7 @@ struct Outbound {
     scale: Scale,
     linger: Duration,
     counts: Arc<Counts>,
+    flow: Arc<Flow>,
     gauge: Arc<Gauge>,
     /// Bytes that were handed to QUIC.
     written: u64,
@@ -664,6 +681,7 @@ impl Outbound {
     /// Once the circuit has ended here, what is left may take [`Config::linger`](crate::Config::linger); aborted: no time.
     async fn write(&mut self, bytes: Bytes) -> Result<(), Stop> {
         self.written = self.written.saturating_add(bytes.len() as u64);
+        self.flow.wrote(bytes.len());
         self.gauge.is_stuck(true);
         let (queue, linger) = (&self.queue, self.linger);
         let patience = async {

@@ -24,6 +24,7 @@ use super::{
     ids::{Ids, NoId},
     padding::Padding,
     queue::{self, Keeper, Place, Receiver, Refused, Sender, Source, circuit_queue},
+    traffic::Flow,
 };
 
 #[cfg(test)]
@@ -47,6 +48,7 @@ pub(super) struct Shared {
     work: Notify,
     padding: Arc<Padding>,
     counts: Arc<Counts>,
+    flow: Arc<Flow>,
     config: Config,
     ending: Ending,
 }
@@ -88,6 +90,7 @@ where
         work: Notify::new(),
         padding: io.padding,
         counts: Arc::clone(counts),
+        flow: counts.traffic.enter(),
         config: config.clone(),
         ending,
     });
@@ -196,7 +199,10 @@ impl CellReader {
             }
             match stream.read_buf(&mut room).await {
                 Ok(0) | Err(_) => return Why::Gone,
-                Ok(_) => reader.push(room.split()),
+                Ok(bytes) => {
+                    self.shared.flow.read(bytes);
+                    reader.push(room.split());
+                }
             }
         }
     }
@@ -279,6 +285,7 @@ async fn keep_writing<W: AsyncWrite + Unpin>(
             shared.rest().await;
             continue;
         }
+        shared.flow.wrote(out.len());
         match timeout(shared.config.stuck, write(stream, out)).await {
             Ok(Ok(())) => shared.padding.sent(),
             Ok(Err(_)) => return Why::Gone,
@@ -433,9 +440,10 @@ impl Mux {
 
     /// Padding is meant to be ignored; all else has no place here.
     fn ignore(&self, command: Command) {
-        let padding = [Command::PADDING, Command::VPADDING];
-        if !padding.contains(&command) {
-            self.counts.ignored.up();
+        match command {
+            Command::PADDING => self.counts.padding_read.up(),
+            Command::VPADDING => {}
+            _ => self.counts.ignored.up(),
         }
     }
 

@@ -28,6 +28,7 @@ mod publisher;
 mod relay;
 mod say;
 mod service_keys;
+mod statistics;
 mod status;
 mod tor_cache;
 mod tor_relays;

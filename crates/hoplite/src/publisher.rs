@@ -14,6 +14,7 @@ use hoplite_relay::{
     Config, Handle, Rule,
     config::{Role, Tor},
     exit_policy,
+    statistics::Said,
 };
 use hoplite_wire::{
     Protocols, Target,
@@ -54,21 +55,29 @@ pub(crate) struct Publisher {
     onion: Option<watch::Receiver<[u8; 32]>>,
     /// Which private tokens it takes, as its file says when it was read last.
     tokens: watch::Receiver<Option<Tokens>>,
+    /// What it has carried, and its statistics.
+    said: Option<watch::Receiver<Said>>,
+}
+
+/// What changes of a relay while it runs.
+pub(crate) struct Hears {
+    /// Its onion key, of one with circuits.
+    pub(crate) onion: Option<watch::Receiver<[u8; 32]>>,
+    /// Which private tokens it takes.
+    pub(crate) tokens: watch::Receiver<Option<Tokens>>,
+    /// What it has carried, and its statistics.
+    pub(crate) said: Option<watch::Receiver<Said>>,
 }
 
 impl Publisher {
-    /// None if the file names no authority. `onion` is what a relay with circuits has stored, `current` tells of its onion key, `tokens` of those that it
-    /// takes.
+    /// None if the file names no authority. `onion` is what a relay with circuits has stored.
     pub(crate) fn of(
         config: &Config,
         handle: &Handle,
         onion: Option<&Stored>,
-        (current, tokens): (
-            Option<watch::Receiver<[u8; 32]>>,
-            watch::Receiver<Option<Tokens>>,
-        ),
+        hears: Hears,
     ) -> Result<Option<Self>, Failure> {
-        let ours = OurDirectory::of(config, handle, onion, current.as_ref())?;
+        let ours = OurDirectory::of(config, handle, onion, hears.onion.as_ref())?;
         let tor = config.onion.tor.as_ref().zip(onion);
         let tor =
             tor.map(|(tor, stored)| TorDirectory::of(config, tor, stored, handle.addresses()));
@@ -79,8 +88,9 @@ impl Publisher {
         Ok(Some(Self {
             ours,
             tor,
-            onion: current,
-            tokens,
+            onion: hears.onion,
+            tokens: hears.tokens,
+            said: hears.said,
         }))
     }
 
@@ -91,9 +101,12 @@ impl Publisher {
         }
         loop {
             let tokens = self.tokens.borrow_and_update().clone();
+            let said = self.said.as_mut();
+            let said = said.map(|said| said.borrow_and_update().clone());
+            let said = said.unwrap_or_default();
             tokio::join!(
-                publish(&mut self.ours, tokens),
-                publish_to_tor(&mut self.tor)
+                publish(&mut self.ours, tokens, &said),
+                publish_to_tor(&mut self.tor, &said)
             );
             let ours = self.ours.as_ref().map(|ours| ours.due);
             let due = ours.into_iter().chain(self.tor.as_ref().map(|tor| tor.due));
@@ -101,6 +114,7 @@ impl Publisher {
             tokio::select! {
                 () = sleep_until(due) => {}
                 key = rotated(&mut self.onion) => self.has_onion_key(key),
+                () = edited(&mut self.said) => self.says_all_again(),
                 Ok(()) = self.tokens.changed() => {
                     if let Some(ours) = &mut self.ours {
                         ours.due = Instant::now();
@@ -113,6 +127,12 @@ impl Publisher {
     fn has_onion_key(&mut self, key: [u8; 32]) {
         if let Some(ours) = &mut self.ours {
             ours.descriptor.onion = Some(key);
+        }
+        self.says_all_again();
+    }
+
+    fn says_all_again(&mut self) {
+        if let Some(ours) = &mut self.ours {
             ours.due = Instant::now();
         }
         if let Some(tor) = &mut self.tor {
@@ -122,15 +142,15 @@ impl Publisher {
     }
 }
 
-async fn publish(ours: &mut Option<OurDirectory>, tokens: Option<Tokens>) {
+async fn publish(ours: &mut Option<OurDirectory>, tokens: Option<Tokens>, said: &Said) {
     if let Some(ours) = ours.as_mut().filter(|ours| ours.due <= Instant::now()) {
-        ours.publish(tokens).await;
+        ours.publish(tokens, said).await;
     }
 }
 
-async fn publish_to_tor(tor: &mut Option<TorDirectory>) {
+async fn publish_to_tor(tor: &mut Option<TorDirectory>, said: &Said) {
     if let Some(tor) = tor.as_mut().filter(|tor| tor.due <= Instant::now()) {
-        tor.publish().await;
+        tor.publish(said).await;
     }
 }
 
@@ -142,6 +162,8 @@ struct OurDirectory {
     /// What the relay shows in TLS, as it is replaced.
     certificates: Arc<Certificates>,
     descriptor: Descriptor,
+    /// What the operator says that it can carry, in bytes a second.
+    bandwidth: u64,
     authorities: Vec<Target>,
     every: Duration,
     due: Instant,
@@ -178,17 +200,19 @@ impl OurDirectory {
             key,
             certificates,
             descriptor,
+            bandwidth: directory.bandwidth,
             authorities: directory.publish.clone(),
             every: Duration::from_secs(directory.every),
             due: Instant::now(),
         }))
     }
 
-    async fn publish(&mut self, tokens: Option<Tokens>) {
+    async fn publish(&mut self, tokens: Option<Tokens>, said: &Said) {
         // Each must be later than the one before, also when the clock was set back meanwhile.
         self.descriptor.published = now().max(self.descriptor.published.saturating_add(1));
         self.descriptor.pin = self.certificates.pin().map(Into::into);
         self.descriptor.tokens = tokens;
+        self.descriptor.bandwidth = said.declared(self.bandwidth);
         let pause = if self.hand_in().await {
             UPLOAD_RETRY_PAUSE.min(self.every)
         } else {
@@ -277,11 +301,11 @@ impl TorDirectory {
         }))
     }
 
-    async fn publish(&mut self) {
+    async fn publish(&mut self, said: &Said) {
         let is_old = |one: &HandedIn| one.until <= Instant::now();
         let mut handed_in = match self.handed_in.take() {
             Some(handed_in) if !is_old(&handed_in) => handed_in,
-            _ => match self.sign() {
+            _ => match self.sign(said) {
                 Ok(handed_in) => handed_in,
                 Err(failure) => {
                     warn!("the relay's server descriptor cannot be made: {failure}");
@@ -301,16 +325,18 @@ impl TorDirectory {
     }
 
     /// Signs what the relay says of itself now, by the keys that are on disk.
-    fn sign(&mut self) -> Result<HandedIn, Failure> {
+    fn sign(&mut self, said: &Said) -> Result<HandedIn, Failure> {
         let stored = Stored::read(&self.identity)?.ok_or_else(|| {
             let remedy = "restore it from a copy, or start the relay again";
             Failure::new("reading the onion key", "it is gone", remedy)
         })?;
         self.about.published = now().max(self.about.published.saturating_add(1));
         self.about.uptime = self.started.elapsed().as_secs();
+        self.about.bandwidth.observed = said.observed(self.about.bandwidth.average);
         let identity = stored.identity(now())?;
         let onion = stored.certified_ntor(now())?;
-        let documents = server_descriptor::sign(self.about.clone(), &identity, &onion, &self.tap);
+        let told = (self.about.clone(), said.statistics.clone());
+        let documents = server_descriptor::sign(told, &identity, &onion, &self.tap);
         let documents = documents
             .map_err(|error| Failure::new("signing the server descriptor", error, "try again"))?;
         Ok(HandedIn {
@@ -371,7 +397,7 @@ fn about(config: &Config, tor: &Tor, listen: &[SocketAddr]) -> Option<About> {
         SocketAddr::V6(address) => Some(*address),
         SocketAddr::V4(_) => None,
     });
-    // What the operator says that it can carry is the one estimate that there is.
+    // What was observed is said when it is signed.
     let bandwidth = config.directory.bandwidth;
     Some(About {
         nickname: config.name.clone(),
@@ -380,7 +406,7 @@ fn about(config: &Config, tor: &Tor, listen: &[SocketAddr]) -> Option<About> {
         bandwidth: Bandwidth {
             average: bandwidth,
             burst: bandwidth,
-            observed: bandwidth,
+            observed: 0,
         },
         platform: format!("Hoplite {} on {}", env!("CARGO_PKG_VERSION"), system()),
         published: 0,
@@ -399,6 +425,16 @@ fn system() -> &'static str {
         "linux" => "Linux",
         other => other,
     }
+}
+
+/// There is something that is to be told at once.
+async fn edited(said: &mut Option<watch::Receiver<Said>>) {
+    if let Some(said) = said
+        && said.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
 }
 
 /// The next onion key.

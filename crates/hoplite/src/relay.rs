@@ -26,8 +26,9 @@ use crate::{
     list_server::{Given, ListServer},
     measure::testbed::{self, Ready},
     process::{self, Asked, Signals},
-    publisher::{Publisher, tokens_of},
+    publisher::{Hears, Publisher, tokens_of},
     say::Failure,
+    statistics,
     tor_cache::TorCache,
 };
 
@@ -55,7 +56,14 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         let rotation = rotation(&loaded.config, onion.as_ref(), &handle)?;
         let current = rotation.as_ref().map(Rotation::watch);
         let (publish_tokens, told) = watch::channel(tokens_of(&loaded.config));
-        let publisher = Publisher::of(&loaded.config, &handle, onion.as_ref(), (current, told))?;
+        let statistics = statistics::Keeper::of(&loaded.config, &handle);
+        let said = statistics.as_ref().map(statistics::Keeper::watch);
+        let heard = Hears {
+            onion: current,
+            tokens: told,
+            said,
+        };
+        let publisher = Publisher::of(&loaded.config, &handle, onion.as_ref(), heard)?;
         let reader = Reader::of(&loaded.config, &handle)?;
         let given = reader.as_ref().map(|reader| reader.given.clone());
         let lists = ListServer::of(&loaded.config, given).await?;
@@ -72,6 +80,7 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
             () = serve(reloads, loaded.config.limits.drain, &mut signals) => {}
             () = keeper.run() => {}
             () = publish(publisher) => {}
+            () = keep(statistics) => {}
             () = rotate(rotation) => {}
             () = read(reader) => {}
             () = cache_for_tor(cache) => {}
@@ -130,6 +139,14 @@ async fn rotate(rotation: Option<Rotation>) {
 async fn publish(publisher: Option<Publisher>) {
     match publisher {
         Some(publisher) => publisher.run().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Keeps the relay's statistics, if anybody is told of them; never ends.
+async fn keep(statistics: Option<statistics::Keeper>) {
+    match statistics {
+        Some(statistics) => statistics.run().await,
         None => std::future::pending().await,
     }
 }

@@ -5,6 +5,7 @@ mod circuit;
 mod conflux;
 mod driver;
 mod exit;
+mod exit_counters;
 mod extend;
 mod handshakes;
 mod onion_service;
@@ -33,6 +34,9 @@ use crate::{
 use circuit::Made;
 pub use circuit::{Forward, Offers, RelayCircuit};
 pub use driver::serve;
+pub use exit_counters::{
+    BYTES_PER_CIRCUIT, COUNTED_PORTS, ExitCounters, PortTotals, STREAMS_PER_CIRCUIT,
+};
 pub use extend::{Extensions, Refusal};
 pub use handshakes::{Bucket, Creates, Limits as Handshakes, Queue, ReplayCache, Requester};
 pub use onion_service::Config as OnionServicesConfig;
@@ -148,6 +152,10 @@ pub struct Counters {
     pub joined: AtomicU64,
     /// Circuits that were linked to Conflux sets.
     pub linked: AtomicU64,
+    /// Cells that went from one of two joined circuits to the other.
+    pub rendezvous_cells: AtomicU64,
+    /// What went to targets by TCP, and came from them.
+    pub exits: ExitCounters,
     /// Circuits destroyed because the client's side or the next relay broke the protocol.
     pub broken: AtomicU64,
     /// Circuits now.

@@ -15,7 +15,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use hoplite_crypto::{Certificates, Identity, IdentityError, Pin, onion::OnionKeys};
 use hoplite_quic::{Hooks, Watch, server::Secrets};
 use hoplite_tokens::VerifierKeys;
-use hoplite_wire::OnionKey;
+use hoplite_wire::{OnionKey, tor::extra_info::Directions};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
@@ -28,6 +28,7 @@ use crate::{
     metrics::{Metrics, exporter},
     onion::{self, Circuits, DirectoryCache, HsDir, Listed, Onion},
     serve::{Alive, Phase, Shared, handler::Templates, shard},
+    statistics::Totals,
 };
 
 /// How long closing may take once the drain is over.
@@ -68,6 +69,45 @@ impl Rekey {
     /// From now on circuits are made with these keys; those that are there go on.
     pub fn replace(&self, keys: OnionKeys) {
         self.0.set_keys(keys);
+    }
+}
+
+/// Reads what a running relay has counted, for its statistics.
+#[derive(Clone)]
+pub struct Sampler(Arc<Shared>);
+
+impl Sampler {
+    /// What was counted since the relay began.
+    pub fn totals(&self) -> Totals {
+        let tunnelled = self.0.metrics.tunnelled();
+        let mut totals = Totals {
+            read: tunnelled,
+            written: tunnelled,
+            descriptors_exhausted: self.0.metrics.limited_by("descriptors"),
+            ..Totals::default()
+        };
+        if let Some(onion) = &self.0.onion {
+            onion.add_totals(&mut totals);
+        }
+        totals
+    }
+
+    /// How channels were used since this was last asked for.
+    pub fn directions(&self) -> Directions {
+        let onion = self.0.onion.as_ref();
+        onion.map_or_else(Directions::default, |onion| onion.faults().directions())
+    }
+
+    /// Ends a period: how many onion services have published in it.
+    pub fn end_period(&self) -> u64 {
+        let onion = self.0.onion.as_ref();
+        onion.map_or(0, |onion| onion.seen().end_period())
+    }
+}
+
+impl fmt::Debug for Sampler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Sampler")
     }
 }
 
@@ -230,6 +270,11 @@ impl Handle {
     /// What takes the directory's list, if it serves circuits.
     pub fn listed(&self) -> Option<Listed> {
         self.shared.onion.as_ref().map(|onion| onion.listed())
+    }
+
+    /// What reads its counters.
+    pub fn sampler(&self) -> Sampler {
+        Sampler(Arc::clone(&self.shared))
     }
 
     /// What keeps descriptors of onion services, if it does.

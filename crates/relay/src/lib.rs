@@ -23,10 +23,11 @@ mod onion;
 mod policy;
 mod resolve;
 mod serve;
+pub mod statistics;
 
 pub use client_regions::ClientRegions;
 pub use config::{Config, ConfigError};
-pub use handle::{Handle, IssuerKeys, Parts, Rekey, Relay, StartError};
+pub use handle::{Handle, IssuerKeys, Parts, Rekey, Relay, Sampler, StartError};
 pub use onion::{
     Circuits, DirectoryCache, Documents, Encoded, GivenCertificate, GivenConsensus, HsDir, Listed,
 };

@@ -295,6 +295,20 @@ impl Metrics {
             .inc();
     }
 
+    /// Times that this limit has refused something.
+    pub(crate) fn limited_by(&self, limit: &'static str) -> u64 {
+        self.limit_refusals
+            .get_or_create(&LimitLabels { limit })
+            .get()
+    }
+
+    /// Payload bytes of all tunnels, both ways.
+    pub(crate) fn tunnelled(&self) -> u64 {
+        let methods = [&self.bytes_to_target, &self.bytes_to_client];
+        let counts = methods.map(|of| [&of.tcp, &of.udp, &of.bound_udp, &of.ip].map(Count::get));
+        counts.into_iter().flatten().fold(0, u64::saturating_add)
+    }
+
     /// Counts a request whose token was not taken.
     pub(crate) fn token_refused(&self, cause: &'static str) {
         self.token_refusals

@@ -14,7 +14,7 @@ mod known_relays;
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, OnceLock, Weak},
+    sync::{Arc, OnceLock, Weak, atomic::Ordering::Relaxed},
     time::{Duration, SystemTime},
 };
 
@@ -51,6 +51,7 @@ use crate::{
     limits::{ClientKey, Place, Quotas},
     metrics::Metrics,
     serve::{Alive, Phase, Shared},
+    statistics::{ClientShare, Seen, Totals},
 };
 
 /// How often is looked whether the last circuits have ended, while the relay drains.
@@ -85,6 +86,7 @@ pub(crate) struct Onion {
     /// Who has the relay's circuits.
     circuits: Shares,
     shown: Shown,
+    seen: Arc<Seen>,
     /// For channels that were dialled; set once the relay serves.
     shared: OnceLock<(Weak<Shared>, Alive)>,
 }
@@ -163,7 +165,8 @@ impl Onion {
             let exit = Arc::new(ExitOverlay::new(egress, quotas, metrics));
             relay.policy = exit.clone();
             relay.out = config.is_egress().then_some(exit as _);
-            let hsdir = settings.hsdir.then(|| HsDir::new(&settings));
+            let seen = Arc::new(Seen::default());
+            let hsdir = settings.hsdir.then(|| HsDir::new(&settings, &seen));
             let caches = settings.tor.as_ref().is_some_and(Tor::caches);
             let cache = caches.then(|| DirectoryCache::new(&settings, hsdir.clone()));
             relay.directory = match (&cache, &hsdir) {
@@ -183,6 +186,7 @@ impl Onion {
                 dialer,
                 server,
                 counts,
+                seen,
                 shared: OnceLock::new(),
             }
         })
@@ -231,6 +235,25 @@ impl Onion {
     /// What channels count.
     pub(crate) fn faults(&self) -> &Counts {
         &self.counts
+    }
+
+    /// What is counted beside that.
+    pub(crate) fn seen(&self) -> &Seen {
+        &self.seen
+    }
+
+    /// Adds what circuits and channels have counted since they began.
+    pub(crate) fn add_totals(&self, totals: &mut Totals) {
+        let counters = &self.relay.counters;
+        let (channels, targets) = (self.counts.carried(), counters.exits.carried());
+        let add = |to: &mut u64, more: u64| *to = to.saturating_add(more);
+        add(&mut totals.read, channels.0.saturating_add(targets.0));
+        add(&mut totals.written, channels.1.saturating_add(targets.1));
+        totals.circuits = self.seen.circuits();
+        totals.exits = counters.exits.totals().collect();
+        totals.rendezvous_cells = counters.rendezvous_cells.load(Relaxed);
+        totals.padding_read = self.counts.padding_read.get();
+        totals.padding_written = self.counts.padding.get();
     }
 
     /// Circuits now.
@@ -314,6 +337,8 @@ impl Onion {
             } else {
                 self.settings.circuits_per_address
             },
+            seen: Arc::clone(&self.seen),
+            share: channel.peer().is_none().then(ClientShare::default),
             streams: Arc::default(),
             most_streams: match channel.peer() {
                 Some(_) => self.settings.streams_per_relay,

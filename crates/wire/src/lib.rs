@@ -1,4 +1,4 @@
-//! What goes over the wire: targets, relay descriptors, HTTP/3 frames, QPACK, capsules, HTTP datagrams, IP proxying, bound UDP, forwarded mode, SOCKS, QUIC frames, IP packets, DNS messages, geofeeds, Tor cells, Tor's directory documents.
+//! What goes over the wire: targets, relay descriptors, HTTP/3 frames, QPACK, capsules, HTTP datagrams, IP proxying, bound UDP, forwarded mode, SOCKS, QUIC frames, IP packets, DNS messages, geofeeds, Tor cells, Tor's directory documents, what a relay keeps of itself.
 //! Each module names the specification and section that it implements.
 //!
 //! # Not in this room
@@ -26,6 +26,7 @@ mod proxy_status;
 pub mod qpack;
 pub mod quic_frames;
 pub mod region;
+pub mod relay_state;
 pub mod socks;
 pub mod special;
 pub mod target;

@@ -16,6 +16,7 @@ use base64::{
 pub mod bandwidth_file;
 pub mod consensus_diff;
 pub mod directory_request;
+pub mod extra_info;
 pub mod hsdir_request;
 pub mod server_descriptor;
 pub mod service_descriptor;

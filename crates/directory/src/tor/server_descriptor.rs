@@ -11,9 +11,12 @@ use hoplite_crypto::{
         rsa::{SecretKey, sha1, sha256},
     },
 };
-use hoplite_wire::tor::server_descriptor::{
-    About, ED25519_PREFIX, ExtraInfo, ExtraInfoDigests, Keys, ServerDescriptor,
-    put_ed25519_signature, put_rsa_signature,
+use hoplite_wire::tor::{
+    extra_info::{ExtraInfo, Statistics},
+    server_descriptor::{
+        About, ED25519_PREFIX, ExtraInfoDigests, Keys, ServerDescriptor, put_ed25519_signature,
+        put_rsa_signature,
+    },
 };
 
 /// Why there are no signed documents.
@@ -59,7 +62,7 @@ impl fmt::Debug for TapKey {
 /// # Errors
 /// [`Unsigned`].
 pub fn sign(
-    about: About,
+    (about, statistics): (About, Statistics),
     identity: &RelayIdentity,
     onion: &CertifiedNtor,
     tap: &TapKey,
@@ -74,6 +77,7 @@ pub fn sign(
         rsa_id: keys.rsa_id,
         signing: keys.signing.clone(),
         published: about.published,
+        statistics,
     };
     let (extra_info, digests) = signer.sign(extra_info.write())?;
     let descriptor = ServerDescriptor {
@@ -133,7 +137,10 @@ mod tests {
     use hoplite_crypto::onion::{Secrets, rsa::PublicKey};
     use hoplite_wire::{
         cell::cert::{CertKind, Ed25519Cert},
-        tor::server_descriptor::{Bandwidth, Signed},
+        tor::{
+            extra_info::{Interval, Told},
+            server_descriptor::{Bandwidth, Signed},
+        },
     };
 
     use super::*;
@@ -162,6 +169,17 @@ mod tests {
         }
     }
 
+    fn statistics() -> Statistics {
+        let interval = Interval {
+            end: NOW,
+            length: 86_400,
+        };
+        Statistics {
+            circuits: Some((interval, 1304)),
+            ..Statistics::default()
+        }
+    }
+
     /// A relay with an RSA identity, and what it hands in.
     fn handed_in() -> (RelayIdentity, String) {
         let secrets = Secrets::fresh(NOW).expect("made");
@@ -170,7 +188,8 @@ mod tests {
         let identity = identity.with_rsa_key(key, NOW).expect("certified");
         let onion = secrets.certified_ntor(NOW).expect("certified");
         let tap = TapKey::forgotten(&identity.peer()).expect("made");
-        let text = sign(about(), &identity, &onion, &tap).expect("signed");
+        let said = (about(), statistics());
+        let text = sign(said, &identity, &onion, &tap).expect("signed");
         (identity, text)
     }
 
@@ -204,6 +223,8 @@ mod tests {
         assert!(read.descriptor.about == about());
         let digests = read.descriptor.extra_info.expect("named");
         assert_eq!(digests.sha256, sha256(extra_info.as_bytes()));
+        let told = Told::parse(extra_info).expect("read");
+        assert_eq!((told.published, told.statistics), (NOW, statistics()));
 
         let (other, _) = handed_in();
         assert!(!is_right(&read, other.rsa_key().expect("a key").public()));
@@ -224,7 +245,7 @@ mod tests {
         let identity = secrets.identity(NOW).expect("an identity");
         let onion = secrets.certified_ntor(NOW).expect("certified");
         let tap = TapKey::forgotten(&identity.peer()).expect("made");
-        let refused = sign(about(), &identity, &onion, &tap);
+        let refused = sign((about(), statistics()), &identity, &onion, &tap);
         assert_eq!(refused, Err(Unsigned::NoRsaIdentity));
     }
 }

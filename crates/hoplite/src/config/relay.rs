@@ -143,6 +143,12 @@ fn warnings(config: &Config) -> Vec<String> {
                 .into(),
         );
     }
+    if (1..86_400).contains(&config.directory.statistics) {
+        warnings.push(
+            "directory.statistics is shorter than a day: statistics hide people less than they say, which is for test networks alone"
+                .into(),
+        );
+    }
     if !config.egress.allow.is_empty() {
         warnings.push("egress.allow opens private or special addresses to clients".into());
     }

@@ -37,7 +37,7 @@ use crate::{
     endpoint::{Arrival, Endpoint, Role, io::Shared},
     failure,
     flow_control::{Control, Pressure},
-    relay::{Cells, circuit::dial, exit, extend::next_relay},
+    relay::{Counters, circuit::dial, exit, exit_counters::CircuitShare, extend::next_relay},
 };
 
 /// Cells handled in one direction before the other has its turn, and how often before other tasks have theirs. A direction in which nothing
@@ -94,6 +94,8 @@ pub(super) struct Driver {
     /// That end is of a Conflux set, and this one of its legs.
     membership: Option<Membership>,
     tasks: JoinSet<()>,
+    /// How much of what an exit counts is of this circuit.
+    share: Arc<CircuitShare>,
     replies: VecDeque<(relay::RelayCommand, Vec<u8>)>,
     /// The channel that it came by.
     from: Arc<dyn Channel>,
@@ -160,6 +162,7 @@ impl Driver {
             endpoint: None,
             membership: None,
             tasks: JoinSet::new(),
+            share: Arc::default(),
             replies: VecDeque::new(),
             from,
             pressure: Pressure::default(),
@@ -190,7 +193,7 @@ impl Driver {
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
         let polled = self.take_turns(cx);
-        self.moved.tell(&self.relay.counters.cells);
+        self.moved.tell(&self.relay.counters);
         polled
     }
 
@@ -271,6 +274,7 @@ impl Driver {
                     // To a client or a service that was joined, this goes back.
                     if matches!(self.service, Service::Joined) {
                         cell.command = Command::RELAY;
+                        self.moved.joined += 1;
                     }
                     next.sender.send(cell);
                 }
@@ -474,8 +478,12 @@ impl Driver {
             let (relay, shared) = (Arc::clone(&self.relay), Arc::clone(shared));
             match self.from.admit_stream() {
                 Some(place) => {
-                    self.tasks
-                        .spawn(exit::serve(relay, place, shared, id, asked, asking));
+                    let of = exit::Circuit {
+                        shared,
+                        share: Arc::clone(&self.share),
+                        asking,
+                    };
+                    self.tasks.spawn(exit::serve(relay, place, of, id, asked));
                 }
                 None => exit::refuse(&relay, &mut endpoint, id, &asked),
             }
@@ -685,16 +693,18 @@ struct Moved {
     passed_back: u64,
     taken: u64,
     made: u64,
+    joined: u64,
 }
 
 impl Moved {
     /// Adds them to the relay's, and begins anew.
-    fn tell(&mut self, cells: &Cells) {
-        let told = std::mem::take(self);
+    fn tell(&mut self, counters: &Counters) {
+        let (told, cells) = (std::mem::take(self), &counters.cells);
         add(&cells.passed_forth, told.passed_forth);
         add(&cells.passed_back, told.passed_back);
         add(&cells.taken, told.taken);
         add(&cells.made, told.made);
+        add(&counters.rendezvous_cells, told.joined);
     }
 }
 

@@ -16,7 +16,10 @@ use hoplite_wire::{
 };
 use tokio::io::{AsyncWriteExt, copy, split};
 
-use super::{Asking, Relay};
+use super::{
+    Asking, Relay,
+    exit_counters::{CircuitShare, Metered},
+};
 use crate::{
     channel::AdmittedStream,
     endpoint::{
@@ -34,15 +37,29 @@ const ANSWERS: usize = 16;
 /// For how many seconds a client may keep an answer.
 const RESOLVED_TTL: u32 = 60;
 
+/// The circuit that a stream is on.
+pub(super) struct Circuit {
+    /// Its end.
+    pub(super) shared: Arc<Shared>,
+    /// How much of what is counted is of it.
+    pub(super) share: Arc<CircuitShare>,
+    /// Whose it is.
+    pub(super) asking: Asking,
+}
+
 /// Does what a client asks for, until the stream has ended; `place` is held as long.
 pub(super) async fn serve(
     relay: Arc<Relay>,
     place: Box<dyn AdmittedStream>,
-    shared: Arc<Shared>,
+    circuit: Circuit,
     id: StreamId,
     asked: Asked,
-    asking: Asking,
 ) {
+    let Circuit {
+        shared,
+        share,
+        asking,
+    } = circuit;
     if let Asked::Udp(connect) = &asked {
         return serve_udp(
             &relay,
@@ -54,6 +71,10 @@ pub(super) async fn serve(
         .await;
     }
     let mut handle = Handle::new(&shared, id);
+    let port = match &asked {
+        Asked::Stream(begin) => Some(begin.target.port),
+        _ => None,
+    };
     let (opened, half_close) = match asked {
         Asked::Name(name) => {
             let found = look_up(&relay, &*place, &name).await;
@@ -77,6 +98,7 @@ pub(super) async fn serve(
     };
     relay.counters.streams.fetch_add(1, Relaxed);
     shared.lock().connected(id, address);
+    let target = Metered::new(target, port, &relay, share);
     if carry(&mut handle, target, half_close).await.is_err() {
         // If the client has ended it before, there is nobody to be told.
         shared.lock().refuse(id, End::new(EndReason::CONNRESET));
@@ -240,7 +262,7 @@ async fn look_up(
 }
 
 /// Both directions. Where the client knows no half-closed streams, the first end is the end of both.
-async fn carry(handle: &mut Handle, target: Stream, half_close: bool) -> io::Result<()> {
+async fn carry(handle: &mut Handle, target: Metered, half_close: bool) -> io::Result<()> {
     let (mut from_client, mut to_client) = split(handle);
     let (mut from_target, mut to_target) = split(target);
     let up = async {

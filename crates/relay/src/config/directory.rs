@@ -42,6 +42,8 @@ pub struct Directory {
     pub bandwidth: u64,
     /// How often the descriptor is handed in, in seconds.
     pub every: u64,
+    /// Seconds of a period whose statistics are told with it; 0: none are.
+    pub statistics: u64,
 }
 
 impl Default for Directory {
@@ -58,6 +60,7 @@ impl Default for Directory {
             family: Vec::new(),
             bandwidth: 1_250_000,
             every: 3600,
+            statistics: 86_400,
         }
     }
 }
@@ -102,12 +105,14 @@ impl Directory {
                 "expected at most 32 relays",
             ));
         }
-        match self.every {
-            1..=86_400 => Ok(()),
-            _ => Err(ConfigError::new(
-                "directory.every",
-                "expected 1 to 86400 seconds",
-            )),
+        if !(1..=86_400).contains(&self.every) {
+            let problem = "expected 1 to 86400 seconds";
+            return Err(ConfigError::new("directory.every", problem));
         }
+        if !(self.statistics == 0 || (10..=7 * 86_400).contains(&self.statistics)) {
+            let problem = "expected 0 or 10 to 604800 seconds";
+            return Err(ConfigError::new("directory.statistics", problem));
+        }
+        Ok(())
     }
 }

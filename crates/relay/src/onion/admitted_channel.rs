@@ -25,6 +25,7 @@ use crate::{
     failure::Limit,
     limits::{Busy, ClientKey, Pace, Place, QuotaGuard},
     serve::{Alive, Shared},
+    statistics::{ClientShare, Seen},
 };
 
 /// A channel, and what its circuits count as.
@@ -40,6 +41,9 @@ pub(super) struct AdmittedChannel {
     /// The relay's circuits, and how many of them the client may have.
     pub(super) circuits: Shares,
     pub(super) each: usize,
+    /// What is counted of it: of a client's channel, so much and no more.
+    pub(super) seen: Arc<Seen>,
+    pub(super) share: Option<ClientShare>,
     /// Streams of the channel's circuits that end here, and how many there may be.
     pub(super) streams: Arc<AtomicUsize>,
     pub(super) most_streams: usize,
@@ -123,6 +127,7 @@ impl Channel for AdmittedChannel {
                 let circuit = self.channel.accept().await?;
                 match self.admit(&circuit) {
                     Ok(admitted) => {
+                        self.seen.circuit(self.share.as_ref());
                         let busy = self.place.as_ref().map(Place::busy);
                         return Some(held(circuit, admitted, busy));
                     }

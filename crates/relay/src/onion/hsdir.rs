@@ -39,7 +39,7 @@ use super::{
     directory_streams::{BUFFER, Streams, converse},
     unix_time,
 };
-use crate::config::Onion as Settings;
+use crate::{config::Onion as Settings, statistics::Seen};
 
 /// How long a stream may last: what slow circuits need for the largest descriptor.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(60);
@@ -60,6 +60,7 @@ struct Inner {
     is_ours: ArcSwap<Box<IsOurs>>,
     state: Mutex<State>,
     counters: Counters,
+    seen: Arc<Seen>,
 }
 
 struct State {
@@ -83,7 +84,7 @@ pub(crate) struct Counters {
 }
 
 impl HsDir {
-    pub(super) fn new(settings: &Settings) -> Self {
+    pub(super) fn new(settings: &Settings, seen: &Arc<Seen>) -> Self {
         let limits = Limits {
             descriptors: settings.hsdir_descriptors,
             bytes: settings.hsdir_bytes,
@@ -100,6 +101,7 @@ impl HsDir {
                 publishing,
             }),
             counters: Counters::default(),
+            seen: Arc::clone(seen),
         }))
     }
 
@@ -202,8 +204,12 @@ impl HsDir {
         let Some(offered) = checked(text, now) else {
             return false;
         };
-        let is_ours = self.0.is_ours.load();
-        is_ours(&offered.key) && self.0.state.lock().descriptors.publish(offered, now)
+        let (key, is_ours) = (offered.key, self.0.is_ours.load());
+        let kept = is_ours(&key) && self.0.state.lock().descriptors.publish(offered, now);
+        if kept {
+            self.0.seen.onion(&key);
+        }
+        kept
     }
 }
 

@@ -1,7 +1,7 @@
-//! What a relay says of itself to Tor's authorities: its server descriptor, and the extra-info document that belongs to it. Grammar only: both are signed
-//! by `hoplite_directory::tor`. dir-spec "Server descriptor format", "Extra-info document format", "Nonterminals in server descriptors".
+//! What a relay says of itself to Tor's authorities: its server descriptor. Grammar only: it is signed by `hoplite_directory::tor`.
+//! dir-spec "Server descriptor format", "Nonterminals in server descriptors". The extra-info document that belongs to it is [`super::extra_info`]'s.
 //!
-//! A document is written in two steps, since its two signatures are over what stands before them: [`ServerDescriptor::write`] or [`ExtraInfo::write`],
+//! A document is written in two steps, since its two signatures are over what stands before them: [`ServerDescriptor::write`],
 //! then [`put_ed25519_signature`] and [`put_rsa_signature`].
 
 use std::{
@@ -30,7 +30,7 @@ const CERTIFICATE: &str = "ED25519 CERT";
 const RSA_KEY: &str = "RSA PUBLIC KEY";
 const TAP_CROSS: &str = "CROSSCERT";
 const SIGNATURE: &str = "SIGNATURE";
-const ED25519_SIGNATURE: &str = "router-sig-ed25519";
+pub(super) const ED25519_SIGNATURE: &str = "router-sig-ed25519";
 const RSA_SIGNATURE: &str = "router-signature";
 
 /// A relay, as it describes itself.
@@ -116,19 +116,6 @@ pub struct ExtraInfoDigests {
     pub sha1: [u8; 20],
     /// SHA-256 of all of it.
     pub sha256: [u8; 32],
-}
-
-/// What a relay has to tell beside that: nothing but who says so.
-#[derive(Clone, PartialEq, Eq)]
-pub struct ExtraInfo {
-    /// As in the descriptor.
-    pub nickname: String,
-    /// As in the descriptor.
-    pub rsa_id: [u8; 20],
-    /// As in the descriptor.
-    pub signing: Vec<u8>,
-    /// As in the descriptor.
-    pub published: u64,
 }
 
 /// One line of an exit policy.
@@ -268,18 +255,6 @@ impl Keys {
     }
 }
 
-impl ExtraInfo {
-    /// Writes it until the space behind which its Ed25519 signature stands.
-    pub fn write(&self) -> String {
-        let mut text = format!("extra-info {} {}\n", self.nickname, to_hex(&self.rsa_id));
-        put_certificate(&self.signing, &mut text);
-        text.push_str(&format!("published {}\n", date(self.published)));
-        text.push_str(ED25519_SIGNATURE);
-        text.push(' ');
-        text
-    }
-}
-
 /// Continues a document until the line behind which its RSA signature stands.
 pub fn put_ed25519_signature(signature: &[u8; 64], text: &mut String) {
     text.push_str(&format!("{}\n{RSA_SIGNATURE}\n", encode(signature)));
@@ -290,7 +265,7 @@ pub fn put_rsa_signature(signature: &[u8], text: &mut String) {
     put_object(SIGNATURE, signature, text);
 }
 
-fn put_certificate(certificate: &[u8], text: &mut String) {
+pub(super) fn put_certificate(certificate: &[u8], text: &mut String) {
     text.push_str("identity-ed25519\n");
     put_object(CERTIFICATE, certificate, text);
 }
@@ -561,14 +536,7 @@ macro_rules! hidden {
     };
 }
 
-hidden!(
-    ServerDescriptor,
-    About,
-    Keys,
-    ExtraInfoDigests,
-    ExtraInfo,
-    Signed<'_>
-);
+hidden!(ServerDescriptor, About, Keys, ExtraInfoDigests, Signed<'_>);
 
 #[cfg(test)]
 mod tests {

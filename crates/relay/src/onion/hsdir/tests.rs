@@ -33,7 +33,7 @@ fn asking(requester: u64, is_relay: bool) -> Asking {
 fn hsdir(change: impl FnOnce(&mut Settings)) -> HsDir {
     let mut settings = Settings::default();
     change(&mut settings);
-    HsDir::new(&settings)
+    HsDir::new(&settings, &Arc::default())
 }
 
 fn key(n: u8) -> SigningKey {
