@@ -14,6 +14,7 @@ pub mod cgo;
 pub mod client_authorisation;
 pub mod create_fast;
 pub mod descriptor;
+pub mod family;
 pub mod hs_ntor;
 pub mod identity;
 pub mod introduction;

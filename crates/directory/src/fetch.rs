@@ -138,6 +138,28 @@ pub async fn upload(
         .map(drop)
 }
 
+/// Hands in what a relay tells of its last days ([`crate::statistics::sign_statistics`]), within `limit`.
+///
+/// # Errors
+/// [`FetchError`]; a refusal is a [`FetchError::Status`] that says why.
+pub async fn upload_statistics(
+    overlay: &dyn Overlay,
+    authority: &Target,
+    statistics: String,
+    limit: Duration,
+) -> Result<(), FetchError> {
+    let host = authority.to_string();
+    let request = request(
+        Method::POST,
+        &host,
+        "/hoplite/statistics",
+        statistics.into(),
+    );
+    ask(overlay, authority, request, COMPLAINT, limit)
+        .await
+        .map(drop)
+}
+
 /// Hands a relay's documents ([`crate::tor::server_descriptor::sign`]) in to an authority of Tor's, within `limit`. dir-spec "Uploading server
 /// descriptors".
 ///

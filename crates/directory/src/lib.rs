@@ -18,6 +18,7 @@ mod path_chooser;
 pub mod path_selection;
 mod round_trips;
 pub mod scanner;
+pub mod statistics;
 mod store;
 #[cfg(test)]
 mod testing;
@@ -29,6 +30,7 @@ pub use check::{Refused, Trust, said_by_holder, sign_descriptor};
 pub use client::{Client, Heard, ListChecker, Offered};
 pub use fetch::{
     DIFF_FROM, FetchError, PROOF, fetch, fetch_descriptor, publish_descriptor, upload,
+    upload_statistics,
     upload_to_tor,
 };
 pub use guards::{Guard, Guards, Suspect};

@@ -28,7 +28,7 @@ const CHANGES: [&str; 6] = [
     include_str!("store/from5.sql"),
 ];
 /// How long another process may hold the file.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Lists that prove a split: the two of the last one.
 const PROOFS: i64 = 2;
 

@@ -29,7 +29,7 @@ enum Command {
     /// Carry the traffic of programs on this machine over relays: a SOCKS5 and an HTTP proxy.
     Client(crate::client::Options),
     /// Serve as an authority: gather what relays say of themselves, and sign the list of them with the other authorities.
-    Directory(Authority),
+    Directory(crate::directory::Options),
     /// Give accounts tokens for relays that nobody can link.
     Issuer(ConfigFile),
     /// Take a private token out of a client's stock and print it, for a browser or curl.
@@ -63,23 +63,6 @@ struct ConfigFile {
     config: PathBuf,
 }
 
-/// An authority, or what is run beside one.
-#[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-struct Authority {
-    /// The TOML file.
-    #[arg(long, value_name = "FILE", required = true)]
-    config: Option<PathBuf>,
-    #[command(subcommand)]
-    command: Option<Beside>,
-}
-
-#[derive(Debug, Subcommand)]
-enum Beside {
-    /// Measure what relays can carry, over circuits, and write a bandwidth file for authorities.
-    Scan(crate::directory::scan::Options),
-}
-
 /// Runs what the command line asks for.
 pub(crate) fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -108,13 +91,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Keygen(options) => crate::keygen::run(&options, cli.json),
         Command::Relay(file) => crate::relay::run(&file.config),
         Command::Client(options) => crate::client::run(&options),
-        Command::Directory(Authority {
-            command: Some(Beside::Scan(options)),
-            ..
-        }) => crate::directory::scan::run(&options),
-        Command::Directory(Authority { config, .. }) => {
-            crate::directory::run(&config.unwrap_or_default())
-        }
+        Command::Directory(options) => crate::directory::start(&options, cli.json),
         Command::Issuer(file) => crate::issuer::run(&file.config),
         Command::Token(options) => crate::wallet::print(&options, cli.json),
         Command::Geofeed(options) => crate::geofeed::run(&options, cli.json),
@@ -132,6 +109,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
 /// What is logged when `HOPLITE_LOG` does not say: `demo` and `bench` stay out of the way of their tables.
 fn default_filter(command: &Command) -> &'static str {
     match command {
+        Command::Directory(options) if !options.serves() => "warn",
         Command::Relay(_) | Command::Client(_) | Command::Directory(_) | Command::Issuer(_) => {
             "info"
         }

@@ -12,6 +12,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use clap::{Args, Subcommand};
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use hoplite_channel::{self as channel, ChannelDialer, Counts, How, Whom, handshake::Us};
 use hoplite_crypto::{Pin, SigningKey, Trust};
@@ -19,6 +20,7 @@ use hoplite_directory::{
     Authority, Change, Store, StoreError,
     authority::{self, Event, Heard, LastSigned, Probe, Promise, Settled, Uptimes, Want, Wanted},
     fetch,
+    statistics::{NotTaken, ToldStatistics},
 };
 use hoplite_link::{self as link, Dialer, Peer};
 use hoplite_overlay::{Direct, Overlay, Terms};
@@ -46,6 +48,7 @@ use crate::{
 
 pub(crate) mod scan;
 mod serve;
+pub(crate) mod statistics;
 
 /// The machine and what is to be written, shared by whoever answers and whoever asks.
 #[derive(Clone)]
@@ -56,6 +59,10 @@ struct State {
     writer: Writer,
     /// From where the other authorities ask: they are served first.
     others: Mutex<HashSet<IpAddr>>,
+    /// What relays tell of their last days.
+    told: Mutex<ToldStatistics>,
+    /// How far their clocks may be ahead, in seconds.
+    skew: u64,
 }
 
 impl Shared {
@@ -65,6 +72,18 @@ impl Shared {
 
     fn writer(&self) -> &Writer {
         &self.0.writer
+    }
+
+    /// Takes what a relay tells of its last days, if it has passed its test.
+    fn take_statistics(&self, text: String, now: u64) -> Result<(), NotTaken> {
+        let mut told = self.0.told.lock();
+        let authority = self.lock();
+        told.take(text, (now, self.0.skew), |relay| authority.is_tested(relay))
+    }
+
+    /// What all relays tell.
+    fn statistics(&self) -> String {
+        self.0.told.lock().text()
     }
 
     fn others(&self) -> MutexGuard<'_, HashSet<IpAddr>> {
@@ -83,8 +102,44 @@ fn moment() -> Duration {
     since.unwrap_or_default()
 }
 
+/// `hoplite directory --config FILE`, or something else about a directory.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct Options {
+    /// The TOML file of an authority, which is to serve.
+    #[arg(long, value_name = "FILE", required = true)]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    task: Option<Task>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Measure what relays can carry, over circuits, and write a bandwidth file for authorities.
+    Scan(scan::Options),
+    /// Gather the statistics that relays tell of themselves into a file of SQLite, and print and draw their totals.
+    Statistics(statistics::Options),
+}
+
+impl Options {
+    /// Whether it goes on until it is told to stop.
+    pub(crate) fn serves(&self) -> bool {
+        !matches!(self.task, Some(Task::Statistics(_)))
+    }
+}
+
+/// Does what is asked for.
+pub(crate) fn start(options: &Options, json: bool) -> Result<(), Failure> {
+    match (&options.task, &options.config) {
+        (Some(Task::Scan(options)), _) => scan::run(options),
+        (Some(Task::Statistics(options)), _) => statistics::run(options, json),
+        (None, Some(path)) => run(path),
+        (None, None) => Err(Failure::usage("no --config FILE is given")),
+    }
+}
+
 /// Serves with the file at `path`.
-pub(crate) fn run(path: &Path) -> Result<(), Failure> {
+fn run(path: &Path) -> Result<(), Failure> {
     let config = config::directory::read(&config::open(path)?)?;
     let key = identity::read_secret(&config.key)?;
     let own = Key(key.public());
@@ -164,6 +219,8 @@ fn open(config: &Config, key: SigningKey) -> Result<(Shared, Store), Failure> {
         authority: Mutex::new(authority),
         writer: Writer::default(),
         others: Mutex::default(),
+        told: Mutex::default(),
+        skew: config.trust().skew,
     };
     Ok((Shared(Arc::new(state)), store))
 }

@@ -12,7 +12,10 @@ use std::{
 
 use hoplite_crypto::{
     Identity, NewIdentity, SigningKey,
-    onion::{CertifiedNtor, Secrets, SecretsError, identity::RelayIdentity, rsa::SecretKey},
+    onion::{
+        CertifiedNtor, Secrets, SecretsError, family::FamilyKey, identity::RelayIdentity,
+        rsa::SecretKey,
+    },
 };
 use hoplite_relay::Circuits;
 use hoplite_wire::OnionKey;
@@ -126,6 +129,8 @@ fn write_beside(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 const FILE: &str = "onion.key";
 /// The key of the RSA identity, as C tor names and writes it, so that a relay can move.
 const RSA_KEY: &str = "secret_id_key";
+/// The key of a family of relays, as C tor writes it and finds it by its ending.
+const FAMILY_KEY: &str = "family.secret_family_key";
 /// Of an RSA identity whose key is elsewhere: an X.509 certificate, in DER.
 const RSA: &str = "rsa.crt";
 /// And what it says of the Ed25519 identity: a certificate of type 7.
@@ -412,6 +417,39 @@ mod onion_tests {
         let failed = stored.circuits(NOW).expect_err("no certificates");
         assert!(failed.to_string().contains("rsa.crt"), "{failed}");
     }
+}
+
+/// Reads keys of families.
+pub(crate) fn family_keys(paths: &[PathBuf]) -> Result<Vec<FamilyKey>, Failure> {
+    let read = |path: &PathBuf| {
+        let bytes = fs::read(path).map(Zeroizing::new);
+        let bytes =
+            bytes.map_err(|error| Failure::file("reading the key of a family", path, &error))?;
+        FamilyKey::from_file(&bytes).map_err(|error| {
+            let doing = format!("reading the key of a family {}", path.display());
+            let remedy = "make one with 'hoplite keygen --family --out DIR' or 'tor --keygen-family', or correct `family_keys`";
+            Failure::new(doing, error, remedy)
+        })
+    };
+    paths.iter().map(read).collect()
+}
+
+/// Makes the key of a family in `directory`; replaces another one only by `force`.
+pub(crate) fn make_family_key(
+    directory: &Path,
+    force: bool,
+) -> Result<(PathBuf, FamilyKey), Failure> {
+    let path = directory.join(FAMILY_KEY);
+    if path.exists() && !force {
+        let doing = format!("writing the key of a family to {}", path.display());
+        let remedy = "choose another directory, or replace it with --force: all relays of the family need the new one then";
+        return Err(Failure::new(doing, "there is one already", remedy));
+    }
+    let key = FamilyKey::generate()
+        .map_err(|error| Failure::new("making the key of a family", error, "try again"))?;
+    make_directory(directory)?;
+    write(&path, &key.file(), 0o600)?;
+    Ok((path, key))
 }
 
 /// The file of the key with which a relay signs what it says of itself, in the identity's directory.

@@ -26,7 +26,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DIR", required_unless_present = "show")]
     out: Option<PathBuf>,
     /// Print what clients write of the identity that is in this directory, and make nothing.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "authority", "onion_client", "force", "rsa"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "authority", "onion_client", "force", "rsa", "family"])]
     show: Option<PathBuf>,
     /// A host name or address for the certificate; may be given several times. Clients go by the pin, not by it.
     #[arg(long, value_name = "NAME")]
@@ -34,6 +34,10 @@ pub(crate) struct Options {
     /// Give the identity an RSA identity too, as relays of Tor have it: a fourth file, secret_id_key, which C tor reads as well.
     #[arg(long, conflicts_with_all = ["authority", "onion_client"])]
     rsa: bool,
+    /// Make the key of a family of relays in a network of Tor's instead: one file, family.secret_family_key, for `onion.tor.family_keys` of all of them,
+    /// which C tor reads as well; prints its id, C tor's `FamilyId`.
+    #[arg(long, conflicts_with_all = ["name", "rsa", "authority", "onion_client"])]
+    family: bool,
     /// Make the key of a directory authority instead: one file, authority.key; prints its public half.
     #[arg(long, conflicts_with = "name")]
     authority: bool,
@@ -56,6 +60,7 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
             let address = options.onion_client.as_deref().unwrap_or_default();
             client_key(out, address, options.force, json)
         }
+        (None, Some(out)) if options.family => family_key(out, options.force, json),
         (None, Some(out)) if options.authority => authority_key(out, options.force, json),
         (None, Some(out)) => tell(&Made::make(out, options)?, host, json),
         (None, None) => Err(Failure::new(
@@ -141,6 +146,19 @@ fn tell(made: &Made, host: &str, json: bool) -> Result<(), Failure> {
         line("rsa", rsa),
     ));
     say::answer(pin)
+}
+
+/// `--family`.
+fn family_key(out: &Path, force: bool, json: bool) -> Result<(), Failure> {
+    let (path, key) = identity::make_family_key(out, force)?;
+    if json {
+        return say::json(&json!({"public": key.id(), "key": path}));
+    }
+    say::remark(format!(
+        "hoplite: the key is in {}; every relay of the family needs it",
+        path.display()
+    ));
+    say::answer(key.id())
 }
 
 /// `--authority`.

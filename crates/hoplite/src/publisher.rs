@@ -3,11 +3,12 @@
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use hoplite_crypto::{Certificates, SigningKey};
+use hoplite_crypto::{Certificates, SigningKey, onion::family::FamilyKey};
 use hoplite_directory::{
     FetchError, said_by_holder, sign_descriptor,
+    statistics::sign_statistics,
     tor::server_descriptor::{self, TapKey},
-    upload, upload_to_tor,
+    upload, upload_statistics, upload_to_tor,
 };
 use hoplite_overlay::Direct;
 use hoplite_relay::{
@@ -19,13 +20,17 @@ use hoplite_relay::{
 use hoplite_wire::{
     Protocols, Target,
     directory::{Descriptor, Key, Ports, Roles, Tokens},
-    tor::server_descriptor::{About, Bandwidth},
+    tor::{
+        Fingerprint,
+        extra_info::Statistics,
+        server_descriptor::{About, Bandwidth},
+    },
 };
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
 };
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::{
     directory::now,
@@ -213,12 +218,30 @@ impl OurDirectory {
         self.descriptor.pin = self.certificates.pin().map(Into::into);
         self.descriptor.tokens = tokens;
         self.descriptor.bandwidth = said.declared(self.bandwidth);
-        let pause = if self.hand_in().await {
+        let missed = self.hand_in().await;
+        if !missed && said.statistics != Statistics::default() {
+            self.tell(said.statistics.clone()).await;
+        }
+        let pause = if missed {
             UPLOAD_RETRY_PAUSE.min(self.every)
         } else {
             self.every
         };
         self.due = Instant::now() + pause;
+    }
+
+    /// Tells the relay's statistics. Who does not take them is told with the next descriptor: an authority that has not tested the relay yet, or one of an
+    /// earlier version.
+    async fn tell(&self, statistics: Statistics) {
+        let told = sign_statistics(&self.key, self.descriptor.published, statistics);
+        let overlay = Direct::new();
+        for (authority, address) in (1..).zip(&self.authorities) {
+            let told = told.clone();
+            let answer = upload_statistics(&overlay, address, told, UPLOAD_TIMEOUT).await;
+            if let Err(error) = answer {
+                debug!(authority, "the relay's statistics were not taken: {error}");
+            }
+        }
     }
 
     /// Whether somebody did not take it.
@@ -255,6 +278,7 @@ struct TorDirectory {
     identity: PathBuf,
     tap: TapKey,
     about: About,
+    families: Vec<FamilyKey>,
     authorities: Vec<Target>,
     started: Instant,
     handed_in: Option<HandedIn>,
@@ -290,6 +314,7 @@ impl TorDirectory {
             identity: config.identity.clone(),
             tap,
             about,
+            families: identity::family_keys(&tor.family_keys)?,
             authorities: tor
                 .authorities
                 .iter()
@@ -335,7 +360,11 @@ impl TorDirectory {
         self.about.bandwidth.observed = said.observed(self.about.bandwidth.average);
         let identity = stored.identity(now())?;
         let onion = stored.certified_ntor(now())?;
-        let told = (self.about.clone(), said.statistics.clone());
+        let told = server_descriptor::Said {
+            about: self.about.clone(),
+            statistics: said.statistics.clone(),
+            families: self.families.clone(),
+        };
         let documents = server_descriptor::sign(told, &identity, &onion, &self.tap);
         let documents = documents
             .map_err(|error| Failure::new("signing the server descriptor", error, "try again"))?;
@@ -415,6 +444,7 @@ fn about(config: &Config, tor: &Tor, listen: &[SocketAddr]) -> Option<About> {
         protocols: config.onion.subprotocols(config.is_egress()),
         hsdir: config.onion.hsdir,
         directory_cache: tor.caches(),
+        family: tor.family.iter().map(|Fingerprint(id)| *id).collect(),
         exit: exit_policy(config, listen),
         exit_v6: address_v6.and_then(|_| open_ports(config)),
     })
@@ -554,6 +584,8 @@ mod tests {
             authorities: Vec::new(),
             contact: Some("op@example.org".into()),
             directory_cache: Some(false),
+            family: vec![Fingerprint([7; 20])],
+            family_keys: Vec::new(),
         };
         let listen = ["[2001:db8::1]:443", "192.0.2.1:443"].map(|it| it.parse().expect(it));
         let said = about(&config, &tor, &listen).expect("an address");
@@ -566,6 +598,7 @@ mod tests {
             said.protocols,
             "Conflux=1 Cons=1-2 Desc=1-2 FlowCtrl=1-2 HSIntro=4-5 HSRend=1-2 Link=4-5 LinkAuth=3 Microdesc=1-2 Relay=2-6"
         );
+        assert_eq!(said.family, [[7; 20]]);
         assert!(said.exit_v6.is_some());
         assert!(
             about(&config, &tor, &listen[..1]).is_none(),

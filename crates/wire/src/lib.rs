@@ -27,6 +27,7 @@ pub mod qpack;
 pub mod quic_frames;
 pub mod region;
 pub mod relay_state;
+pub mod relay_statistics;
 pub mod socks;
 pub mod special;
 pub mod target;

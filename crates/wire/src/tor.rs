@@ -27,6 +27,30 @@ use crate::{
     protocols::speaks,
 };
 
+/// A relay's RSA identity, as operators write it: forty hexadecimal digits, perhaps behind a `$`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Fingerprint(pub [u8; 20]);
+
+/// The text is no fingerprint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected the fingerprint of a relay's RSA identity, 40 hexadecimal digits")]
+pub struct NoFingerprint;
+
+impl std::str::FromStr for Fingerprint {
+    type Err = NoFingerprint;
+
+    fn from_str(text: &str) -> Result<Self, NoFingerprint> {
+        let digits = text.strip_prefix('$').unwrap_or(text);
+        hex(digits).map(Self).ok_or(NoFingerprint)
+    }
+}
+
+impl std::fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Fingerprint(hidden)")
+    }
+}
+
 /// Forty hexadecimal digits: how Tor names RSA keys.
 pub fn fingerprint(text: &str) -> Option<[u8; 20]> {
     hex(text)

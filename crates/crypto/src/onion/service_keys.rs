@@ -206,6 +206,30 @@ impl BlindedKey {
 pub(super) struct Expanded(Zeroizing<[u8; 64]>);
 
 impl Expanded {
+    /// What RFC 8032 makes of a seed.
+    pub(super) fn of_seed(seed: &[u8; 32]) -> Self {
+        let mut expanded = sha512(&[seed.as_slice()]);
+        if let Some(scalar) = expanded.first_chunk_mut::<32>() {
+            *scalar = clamp_integer(*scalar);
+        }
+        Self(expanded)
+    }
+
+    /// As it stands in a file.
+    pub(super) fn of_bytes(bytes: &[u8; 64]) -> Self {
+        Self(Zeroizing::new(*bytes))
+    }
+
+    /// The same.
+    pub(super) fn bytes(&self) -> &[u8; 64] {
+        &self.0
+    }
+
+    /// Whose it is.
+    pub(super) fn public(&self) -> [u8; 32] {
+        EdwardsPoint::mul_base(&self.scalar()).compress().0
+    }
+
     /// The Ed25519 key that an X25519 secret is as well, and who signs with it. dir-spec, "Converting a curve25519 public key to an ed25519 public key"
     /// (its appendix C).
     pub(super) fn of_x25519(secret: &[u8; 32]) -> (Self, [u8; 32]) {
@@ -216,7 +240,7 @@ impl Expanded {
         first.copy_from_slice(scalar.as_slice());
         second.copy_from_slice(nonce.split_at(32).0);
         let expanded = Self(expanded);
-        let public = EdwardsPoint::mul_base(&expanded.scalar()).compress().0;
+        let public = expanded.public();
         (expanded, public)
     }
 
@@ -264,11 +288,7 @@ impl ServiceIdentity {
         let mut seed = Zeroizing::new([0; 32]);
         let filled = SystemRandom::new().fill(seed.as_mut_slice());
         filled.map_err(|_| ServiceKeyError::NoRandomness)?;
-        let mut expanded = sha512(&[seed.as_slice()]);
-        if let Some(scalar) = expanded.first_chunk_mut::<32>() {
-            *scalar = clamp_integer(*scalar);
-        }
-        Self::from_expanded(expanded)
+        Self::from_expanded(Expanded::of_seed(&seed))
     }
 
     /// C tor's file `hs_ed25519_secret_key`: its tag, and the expanded secret.
@@ -279,7 +299,7 @@ impl ServiceIdentity {
         let secret = bytes.strip_prefix(SECRET_FILE);
         let secret = secret.ok_or(ServiceKeyError::NoSecret)?.try_into();
         let secret: &[u8; 64] = secret.map_err(|_| ServiceKeyError::NoSecret)?;
-        Self::from_expanded(Zeroizing::new(*secret))
+        Self::from_expanded(Expanded::of_bytes(secret))
     }
 
     /// The file that [`ServiceIdentity::from_file`] reads.
@@ -291,10 +311,8 @@ impl ServiceIdentity {
         file
     }
 
-    fn from_expanded(secret: Zeroizing<[u8; 64]>) -> Result<Self, ServiceKeyError> {
-        let expanded = Expanded(secret);
-        let point = EdwardsPoint::mul_base(&expanded.scalar());
-        let address = OnionAddress::from_key(point.compress().0)?;
+    fn from_expanded(expanded: Expanded) -> Result<Self, ServiceKeyError> {
+        let address = OnionAddress::from_key(expanded.public())?;
         Ok(Self { expanded, address })
     }
 

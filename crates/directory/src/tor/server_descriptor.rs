@@ -7,6 +7,7 @@ use hoplite_crypto::{
     SigningError,
     onion::{
         CertifiedNtor,
+        family::FamilyKey,
         identity::{PeerId, RelayIdentity},
         rsa::{SecretKey, sha1, sha256},
     },
@@ -57,12 +58,27 @@ impl fmt::Debug for TapKey {
     }
 }
 
+/// What a relay has to say, beside who it is.
+#[derive(Clone, Debug)]
+pub struct Said {
+    /// In its descriptor.
+    pub about: About,
+    /// In its extra-info document.
+    pub statistics: Statistics,
+    /// The keys of the families that it is of: they certify it when it is signed.
+    pub families: Vec<FamilyKey>,
+}
+
 /// A relay's descriptor, and its extra-info document behind it, as authorities take them in one request.
 ///
 /// # Errors
 /// [`Unsigned`].
 pub fn sign(
-    (about, statistics): (About, Statistics),
+    Said {
+        about,
+        statistics,
+        families,
+    }: Said,
     identity: &RelayIdentity,
     onion: &CertifiedNtor,
     tap: &TapKey,
@@ -71,7 +87,10 @@ pub fn sign(
         identity,
         rsa: identity.rsa_key().ok_or(Unsigned::NoRsaIdentity)?,
     };
-    let keys = signer.keys(onion, tap);
+    let mut keys = signer.keys(onion, tap);
+    let families = families.iter();
+    let certified = families.map(|family| family.certify(&keys.ed25519, about.published));
+    keys.families = certified.collect();
     let extra_info = ExtraInfo {
         nickname: about.nickname.clone(),
         rsa_id: keys.rsa_id,
@@ -108,6 +127,7 @@ impl Signer<'_> {
             ntor: onion.public,
             ntor_cross: onion.certificate.clone(),
             ntor_sign: onion.sign,
+            families: Vec::new(),
         }
     }
 
@@ -134,7 +154,7 @@ fn ed25519_digest(signed: &str) -> [u8; 32] {
 mod tests {
     use std::sync::Arc;
 
-    use hoplite_crypto::onion::{Secrets, rsa::PublicKey};
+    use hoplite_crypto::onion::{Secrets, family::family_of, rsa::PublicKey};
     use hoplite_wire::{
         cell::cert::{CertKind, Ed25519Cert},
         tor::{
@@ -164,6 +184,7 @@ mod tests {
             protocols: "Link=4-5 Relay=2-4".into(),
             hsdir: false,
             directory_cache: false,
+            family: vec![[9; 20]],
             exit: vec!["reject *:*".parse().expect("a rule")],
             exit_v6: None,
         }
@@ -180,6 +201,19 @@ mod tests {
         }
     }
 
+    fn family() -> FamilyKey {
+        let secret = [&b"== ed25519v1-secret: fmly-id ==\0"[..], &[64; 64]].concat();
+        FamilyKey::from_file(&secret).expect("a key")
+    }
+
+    fn said() -> Said {
+        Said {
+            about: about(),
+            statistics: statistics(),
+            families: vec![family()],
+        }
+    }
+
     /// A relay with an RSA identity, and what it hands in.
     fn handed_in() -> (RelayIdentity, String) {
         let secrets = Secrets::fresh(NOW).expect("made");
@@ -188,7 +222,7 @@ mod tests {
         let identity = identity.with_rsa_key(key, NOW).expect("certified");
         let onion = secrets.certified_ntor(NOW).expect("certified");
         let tap = TapKey::forgotten(&identity.peer()).expect("made");
-        let said = (about(), statistics());
+        let said = said();
         let text = sign(said, &identity, &onion, &tap).expect("signed");
         (identity, text)
     }
@@ -221,6 +255,10 @@ mod tests {
         let read = ServerDescriptor::parse(descriptor).expect("read");
         assert!(is_right(&read, rsa));
         assert!(read.descriptor.about == about());
+        let keys = &read.descriptor.keys;
+        let proven = family_of(&keys.families[0], &keys.ed25519, NOW).expect("of a family");
+        let proven = family_of(&family().certify(&[1; 32], NOW), &[1; 32], NOW) == Some(proven);
+        assert!(proven, "of that family");
         let digests = read.descriptor.extra_info.expect("named");
         assert_eq!(digests.sha256, sha256(extra_info.as_bytes()));
         let told = Told::parse(extra_info).expect("read");
@@ -245,7 +283,7 @@ mod tests {
         let identity = secrets.identity(NOW).expect("an identity");
         let onion = secrets.certified_ntor(NOW).expect("certified");
         let tap = TapKey::forgotten(&identity.peer()).expect("made");
-        let refused = sign((about(), statistics()), &identity, &onion, &tap);
+        let refused = sign(said(), &identity, &onion, &tap);
         assert_eq!(refused, Err(Unsigned::NoRsaIdentity));
     }
 }

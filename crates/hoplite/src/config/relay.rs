@@ -94,6 +94,11 @@ fn resolve_paths(config: &mut Config, file: &Path) {
             }
         }
     }
+    if let Some(tor) = &mut config.onion.tor {
+        for path in &mut tor.family_keys {
+            *path = super::beside(file, path);
+        }
+    }
     if let Some(fleet) = &mut config.fleet {
         fleet.key = super::beside(file, &fleet.key);
     }

@@ -5,7 +5,7 @@ use std::{convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
 use bytes::Bytes;
 use hoplite_crypto::Proof;
 use hoplite_directory::{Change, PROOF};
-use hoplite_wire::directory::DESCRIPTOR;
+use hoplite_wire::{directory::DESCRIPTOR, relay_statistics::RELAY_STATISTICS};
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -96,6 +96,7 @@ async fn answer(
     let path = request.uri().path().to_owned();
     let (status, body) = match (request.method(), path.as_str()) {
         (&Method::POST, "/hoplite/descriptor") => upload(request, &server, asking).await,
+        (&Method::POST, "/hoplite/statistics") => take_statistics(request, &server, asking).await,
         (&Method::GET | &Method::HEAD, path) => get(path, &server, asking),
         _ => (
             StatusCode::METHOD_NOT_ALLOWED,
@@ -114,7 +115,10 @@ fn get(path: &str, server: &Server, asking: Asking) -> (StatusCode, Bytes) {
     if !take(&server.requests, client, 1, is_first) {
         return too_many();
     }
-    let (status, body) = document(path, &server.shared);
+    let (status, body) = match path {
+        "/hoplite/statistics" => (StatusCode::OK, server.shared.statistics().into()),
+        path => document(path, &server.shared),
+    };
     if take(&server.bytes, client, body.len(), is_first) {
         (status, body)
     } else {
@@ -161,21 +165,9 @@ async fn upload(
 ) -> (StatusCode, Bytes) {
     let proof = request.headers().get(PROOF);
     let proof = proof.and_then(|proof| proof.to_str().ok()?.parse::<Proof>().ok());
-    let body = Limited::new(request.into_body(), DESCRIPTOR).collect();
-    let Ok(body) = tokio::time::timeout(server.limits.request, body).await else {
-        return (
-            StatusCode::REQUEST_TIMEOUT,
-            "the descriptor has not come in time".into(),
-        );
-    };
-    let Ok(body) = body else {
-        return (
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "a descriptor has at most 4096 bytes".into(),
-        );
-    };
-    let Ok(text) = String::from_utf8(body.to_bytes().into()) else {
-        return (StatusCode::BAD_REQUEST, "a descriptor is text".into());
+    let text = match text_of(request, DESCRIPTOR, server).await {
+        Ok(text) => text,
+        Err(refused) => return refused,
     };
     // Who claims to be a relay that has passed its test still has a share of its address only.
     let is_first = claims_tested(&text, &server.shared);
@@ -199,6 +191,47 @@ async fn upload(
             }
         }
         Err(rejected) => (StatusCode::FORBIDDEN, rejected.to_string().into()),
+    }
+}
+
+/// The body of a request: a text of at most `most` bytes.
+async fn text_of(
+    request: Request<Incoming>,
+    most: usize,
+    server: &Server,
+) -> Result<String, (StatusCode, Bytes)> {
+    let body = Limited::new(request.into_body(), most).collect();
+    let body = tokio::time::timeout(server.limits.request, body).await;
+    let late = (
+        StatusCode::REQUEST_TIMEOUT,
+        "the document has not come in time".into(),
+    );
+    let large = (
+        StatusCode::PAYLOAD_TOO_LARGE,
+        format!("the document has at most {most} bytes").into(),
+    );
+    let body = body.map_err(|_| late)?.map_err(|_| large)?;
+    let text = String::from_utf8(body.to_bytes().into());
+    text.map_err(|_| (StatusCode::BAD_REQUEST, "the document is text".into()))
+}
+
+/// Counts as a descriptor does, whatever comes of it.
+async fn take_statistics(
+    request: Request<Incoming>,
+    server: &Server,
+    asking: Asking,
+) -> (StatusCode, Bytes) {
+    let text = match text_of(request, RELAY_STATISTICS, server).await {
+        Ok(text) => text,
+        Err(refused) => return refused,
+    };
+    let is_first = claims_tested(&text, &server.shared);
+    if !take(&server.uploads, asking.client.address, 1, is_first) {
+        return too_many();
+    }
+    match server.shared.take_statistics(text, now()) {
+        Ok(()) => (StatusCode::OK, "taken".into()),
+        Err(refused) => (StatusCode::FORBIDDEN, refused.to_string().into()),
     }
 }
 

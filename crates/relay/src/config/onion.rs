@@ -1,15 +1,15 @@
 //! `[onion]`: whether the relay carries circuits of Tor's cells beside MASQUE, on the same port number, and how many.
 //! Where circuits may end stands in `[egress]`; see `crate::onion`, and docs/operating.md for what it means to open a relay.
 
-use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
+use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use hoplite_config::above_zero;
 use hoplite_link::LinkKind;
 use hoplite_wire::{
     Protocols, Target,
     tor::{
-        AUTHORITIES, fingerprint,
-        server_descriptor::{NICKNAME, is_contact, is_nickname},
+        AUTHORITIES, FAMILY, Fingerprint, fingerprint,
+        server_descriptor::{FAMILY_CERTIFICATES, NICKNAME, is_contact, is_nickname},
     },
 };
 use serde::Deserialize;
@@ -143,6 +143,12 @@ pub struct Tor {
     /// Be a directory cache, for which the authorities' v3 identities are needed. By default: where all of them are named.
     #[serde(default)]
     pub directory_cache: Option<bool>,
+    /// RSA identities of other relays of the same operator; each of them must name this one too.
+    #[serde(default, deserialize_with = "hoplite_config::list")]
+    pub family: Vec<Fingerprint>,
+    /// Files of the keys of the families that the relay is of (proposal 321).
+    #[serde(default)]
+    pub family_keys: Vec<PathBuf>,
 }
 
 /// An authority of a network of Tor's: `HOST:PORT`, or `FINGERPRINT@HOST:PORT`.
@@ -326,6 +332,12 @@ impl Onion {
         if tor.contact.as_deref().is_some_and(|text| !is_contact(text)) {
             let problem = "expected one line of up to 256 printable ASCII characters";
             return wrong("onion.tor.contact", problem);
+        }
+        if tor.family.len() > FAMILY {
+            return wrong("onion.tor.family", "expected at most 512 relays");
+        }
+        if tor.family_keys.len() > FAMILY_CERTIFICATES {
+            return wrong("onion.tor.family_keys", "expected at most three keys");
         }
         if !is_nickname(name) {
             let problem = format!(

@@ -31,6 +31,8 @@ numbers! {
         NTOR_CROSS = 10,
         /// Onion services: an introduction point's encryption key.
         HS_NTOR_CROSS = 11,
+        /// An identity, by the key of its family.
+        FAMILY_V_IDENTITY = 12,
     }
 }
 

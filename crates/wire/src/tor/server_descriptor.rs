@@ -11,7 +11,9 @@ use std::{
     str::FromStr,
 };
 
-use super::{Item, Items, base64, date, encode, hex, number, once, put_object, seconds, to_hex};
+use super::{
+    FAMILY, Item, Items, base64, date, encode, hex, number, once, put_object, seconds, to_hex,
+};
 use crate::directory::{Malformed, Ports};
 
 /// Bytes of a server descriptor; C tor takes no more.
@@ -20,6 +22,8 @@ pub const DESCRIPTOR: usize = 20_000;
 pub const NICKNAME: usize = 19;
 /// Characters of the contact.
 pub const CONTACT: usize = 256;
+/// Certificates by keys of families; authorities may refuse more (proposal 321).
+pub const FAMILY_CERTIFICATES: usize = 3;
 /// Rules of an exit policy.
 pub const EXIT_RULES: usize = 256;
 
@@ -30,6 +34,7 @@ const CERTIFICATE: &str = "ED25519 CERT";
 const RSA_KEY: &str = "RSA PUBLIC KEY";
 const TAP_CROSS: &str = "CROSSCERT";
 const SIGNATURE: &str = "SIGNATURE";
+const FAMILY_CERTIFICATE: &str = "FAMILY CERT";
 pub(super) const ED25519_SIGNATURE: &str = "router-sig-ed25519";
 const RSA_SIGNATURE: &str = "router-signature";
 
@@ -69,6 +74,8 @@ pub struct About {
     pub hsdir: bool,
     /// It is a directory cache, over circuits (`tunnelled-dir-server`).
     pub directory_cache: bool,
+    /// RSA identities of relays of the same operator; it counts where they say so too.
+    pub family: Vec<[u8; 20]>,
     /// To which IPv4 addresses it connects: the first rule that fits counts.
     pub exit: Vec<ExitRule>,
     /// To which ports of IPv6 addresses.
@@ -107,6 +114,8 @@ pub struct Keys {
     pub ntor_cross: Vec<u8>,
     /// Whether the onion key as one of Ed25519 is a point whose x is negative.
     pub ntor_sign: bool,
+    /// The Ed25519 identity, certified by keys of families (type 12).
+    pub families: Vec<Vec<u8>>,
 }
 
 /// How an extra-info document is named.
@@ -228,6 +237,10 @@ impl About {
         if self.directory_cache {
             text.push_str("tunnelled-dir-server\n");
         }
+        if !self.family.is_empty() {
+            let ids = self.family.iter().map(|id| format!("${}", to_hex(id)));
+            text.push_str(&format!("family {}\n", ids.collect::<Vec<_>>().join(" ")));
+        }
         if let Some(contact) = &self.contact {
             text.push_str(&format!("contact {contact}\n"));
         }
@@ -252,6 +265,10 @@ impl Keys {
         let sign = u8::from(self.ntor_sign);
         text.push_str(&format!("ntor-onion-key-crosscert {sign}\n"));
         put_object(CERTIFICATE, &self.ntor_cross, text);
+        for certificate in &self.families {
+            text.push_str("family-cert\n");
+            put_object(FAMILY_CERTIFICATE, certificate, text);
+        }
     }
 }
 
@@ -366,6 +383,8 @@ struct Fields<'a> {
     ntor_cross: Option<(bool, Vec<u8>)>,
     hsdir: Option<()>,
     directory_cache: Option<()>,
+    family: Option<Vec<[u8; 20]>>,
+    families: Vec<Vec<u8>>,
     contact: Option<String>,
     exit: Vec<ExitRule>,
     exit_v6: Option<Ports>,
@@ -412,6 +431,12 @@ impl<'a> Fields<'a> {
                 );
                 once(&mut self.ntor_cross, cross, items)
             }
+            "family-cert" => {
+                self.families
+                    .push(item.labelled(FAMILY_CERTIFICATE, items)?);
+                let fits = self.families.len() <= FAMILY_CERTIFICATES;
+                fits.then_some(()).ok_or_else(|| items.wrong("family-cert"))
+            }
             "accept" | "reject" => {
                 let rule = format!("{} {said}", item.keyword).parse();
                 let rule = rule.map_err(|_| items.wrong("exit policy"))?;
@@ -446,6 +471,11 @@ impl<'a> Fields<'a> {
             "extra-info-digest" => once(&mut self.extra_info, digests(said), items),
             "hidden-service-dir" => once(&mut self.hsdir, Some(()), items),
             "tunnelled-dir-server" => once(&mut self.directory_cache, Some(()), items),
+            // Who is named by a nickname is left out: nicknames are anybody's.
+            "family" => {
+                let ids = said.split(' ').filter_map(|id| hex(id.strip_prefix('$')?));
+                once(&mut self.family, Some(ids.take(FAMILY).collect()), items)
+            }
             "contact" => once(&mut self.contact, Some(said.to_owned()), items),
             "ipv6-policy" => {
                 let ports = said.strip_prefix("accept ").map(str::parse);
@@ -473,6 +503,7 @@ impl<'a> Fields<'a> {
                 protocols: self.protocols?,
                 hsdir: self.hsdir.is_some(),
                 directory_cache: self.directory_cache.is_some(),
+                family: self.family.unwrap_or_default(),
                 exit: self.exit,
                 exit_v6: self.exit_v6,
             },
@@ -486,6 +517,7 @@ impl<'a> Fields<'a> {
                 ntor: self.ntor?,
                 ntor_cross,
                 ntor_sign,
+                families: self.families,
             },
             extra_info: self.extra_info,
         };
@@ -562,7 +594,12 @@ mod tests {
         );
         let addresses = (any::<SocketAddrV4>(), option::of(any::<[u16; 8]>()));
         let numbers = (0..7_000_000_000_u64, any::<[u64; 4]>());
-        let rest = (any::<bool>(), vec(rules(), 0..6), any::<bool>());
+        let rest = (
+            any::<bool>(),
+            vec(rules(), 0..6),
+            any::<bool>(),
+            vec(any::<[u8; 20]>(), 0..3),
+        );
         (texts, addresses, numbers, rest).prop_map(|(texts, addresses, numbers, rest)| {
             let (published, [average, burst, observed, uptime]) = numbers;
             About {
@@ -583,6 +620,7 @@ mod tests {
                 protocols: "Link=4-5 Relay=2-4".into(),
                 hsdir: rest.0,
                 directory_cache: rest.2,
+                family: rest.3,
                 exit: rest.1,
                 exit_v6: rest.2.then(Ports::all),
             }
@@ -603,8 +641,9 @@ mod tests {
                     tap: bytes.clone(),
                     tap_cross: bytes.clone(),
                     ntor: key,
-                    ntor_cross: bytes,
+                    ntor_cross: bytes.clone(),
                     ntor_sign,
+                    families: vec![bytes; usize::from(ntor_sign) * FAMILY_CERTIFICATES],
                 },
                 extra_info: digests.map(|(sha1, sha256)| ExtraInfoDigests { sha1, sha256 }),
             },
@@ -644,6 +683,17 @@ mod tests {
         ] {
             assert_eq!(bad.parse::<ExitRule>(), Err(NoExitRule), "{bad}");
         }
+    }
+
+    #[test]
+    fn who_shows_too_many_families_is_refused() {
+        let one = "family-cert\n-----BEGIN FAMILY CERT-----\nAAAA\n-----END FAMILY CERT-----\n";
+        let wrong = |count: usize| {
+            let text = format!("router a 1.2.3.4 5 0 0\n{}", one.repeat(count));
+            ServerDescriptor::parse(&text).err().map(|error| error.what)
+        };
+        assert_eq!(wrong(3), Some("no signature"));
+        assert_eq!(wrong(4), Some("family-cert"));
     }
 
     #[test]
