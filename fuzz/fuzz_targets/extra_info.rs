@@ -3,6 +3,7 @@
 
 use hoplite_wire::{
     relay_state::RelayState,
+    relay_statistics::RelayStatistics,
     tor::extra_info::{Statistics, Told},
 };
 use libfuzzer_sys::fuzz_target;
@@ -18,6 +19,12 @@ fuzz_target!(|bytes: &[u8]| {
     }
     if let Ok(read) = RelayState::parse(text) {
         assert_eq!(RelayState::parse(&read.write()), Ok(read));
+    }
+    for read in RelayStatistics::parse_all(text).flatten() {
+        let certificate = read.certificate.as_deref();
+        let again = read.told.with(certificate, &read.signature);
+        let again = RelayStatistics::parse(&again).expect("it was written");
+        assert_eq!(again.told, read.told);
     }
     for told in Told::parse_all(text).flatten() {
         let mut written = String::new();

@@ -22,6 +22,7 @@ mod keys;
 pub mod layers;
 pub mod ntor;
 pub mod ntor3;
+pub mod offline;
 pub mod rsa;
 mod secrets;
 pub mod service_keys;

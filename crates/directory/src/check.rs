@@ -1,6 +1,10 @@
 //! Whether a document may be believed: signatures, threshold, times; and why it is not. Pure.
 
-use hoplite_crypto::{Pin, Proof, SigningKey, signing::is_signed};
+use hoplite_crypto::{
+    Pin, Proof, SigningKey,
+    onion::offline::{CertifiedSigningKey, certified_key},
+    signing::is_signed,
+};
 use hoplite_wire::directory::{
     Descriptor, Key, List, Malformed, Signature, SignedDescriptor, SignedList, Stage,
 };
@@ -212,12 +216,75 @@ pub(crate) fn checks() -> usize {
 fn is_own(signed: &SignedDescriptor) -> bool {
     #[cfg(test)]
     CHECKS.set(CHECKS.get() + 1);
-    let text = signed.descriptor.text();
-    let key = &signed.descriptor.identity.0;
-    is_signed(key, text.as_bytes(), &signed.signature.0)
+    let (text, published) = (signed.descriptor.text(), signed.descriptor.published);
+    let by = signer(
+        &signed.descriptor.identity,
+        signed.certificate.as_deref(),
+        published,
+    );
+    by.is_some_and(|key| is_signed(&key, text.as_bytes(), &signed.signature.0))
 }
 
-/// Signs what a relay says of itself; `identity` becomes the key's.
+/// Whose signature a document that a relay has published then must have: the identity's, or that of a key which the identity had certified.
+pub(crate) fn signer(
+    identity: &Key,
+    certificate: Option<&[u8]>,
+    published: u64,
+) -> Option<[u8; 32]> {
+    match certificate {
+        None => Some(identity.0),
+        Some(certificate) => certified_key(certificate, &identity.0, published),
+    }
+}
+
+/// What signs for a relay.
+#[derive(Debug)]
+pub enum RelayKey {
+    /// Its identity.
+    Identity(SigningKey),
+    /// A key that the identity, which is elsewhere, has certified.
+    Certified(CertifiedSigningKey),
+}
+
+impl RelayKey {
+    /// The relay's identity.
+    pub fn identity(&self) -> Key {
+        match self {
+            Self::Identity(key) => Key(key.public()),
+            Self::Certified(key) => Key(*key.identity()),
+        }
+    }
+
+    /// Signs what the relay says of itself; `identity` becomes its own.
+    ///
+    /// # Errors
+    /// [`Refused::Malformed`] if it cannot be written.
+    pub fn sign_descriptor(&self, mut descriptor: Descriptor) -> Result<SignedDescriptor, Refused> {
+        descriptor.identity = self.identity();
+        descriptor.check()?;
+        let (certificate, signature) = self.sign(&descriptor.text());
+        Ok(SignedDescriptor {
+            descriptor,
+            certificate,
+            signature,
+        })
+    }
+
+    /// A document's signature, and what goes before it.
+    pub(crate) fn sign(&self, text: &str) -> (Option<Vec<u8>>, Signature) {
+        match self {
+            Self::Identity(key) => (None, Signature(key.sign(text.as_bytes()))),
+            Self::Certified(certified) => {
+                let signature = certified.key().map(|key| key.sign(text.as_bytes()));
+                // Without a key nobody would accept it.
+                let signature = Signature(signature.unwrap_or([0; 64]));
+                (Some(certified.certificate().to_vec()), signature)
+            }
+        }
+    }
+}
+
+/// Signs what a relay says of itself by its identity; `identity` becomes the key's.
 ///
 /// # Errors
 /// [`Refused::Malformed`] if it cannot be written.
@@ -230,6 +297,7 @@ pub fn sign_descriptor(
     let signature = Signature(key.sign(descriptor.text().as_bytes()));
     Ok(SignedDescriptor {
         descriptor,
+        certificate: None,
         signature,
     })
 }
@@ -241,6 +309,29 @@ mod tests {
     use proptest::prelude::*;
 
     const NOW: u64 = 1_700_000_100;
+
+    #[test]
+    fn a_relay_whose_identity_is_elsewhere_is_believed_by_a_key_that_the_identity_has_certified() {
+        let master = key(1);
+        let issued = |master| CertifiedSigningKey::issue(master, NOW, 3600).expect("issued");
+        let sign = |published| {
+            let mut said = descriptor(1).descriptor;
+            said.published = published;
+            let relay = RelayKey::Certified(issued(&master));
+            relay.sign_descriptor(said).expect("signed").to_string()
+        };
+        let text = sign(NOW);
+        let read = check_descriptor(&text).expect("believed");
+        assert_eq!(read.descriptor.identity, Key(master.public()));
+        assert_eq!(check_descriptor(&sign(NOW + 7201)), Err(Refused::Unsigned));
+        let mut other = read.clone();
+        other.certificate = Some(issued(&key(2)).certificate().to_vec());
+        assert_eq!(check_descriptor(&other.to_string()), Err(Refused::Unsigned));
+        other.certificate = None;
+        assert_eq!(check_descriptor(&other.to_string()), Err(Refused::Unsigned));
+        let changed = text.replace("name relay1", "name relay2");
+        assert_eq!(check_descriptor(&changed), Err(Refused::Unsigned));
+    }
 
     fn text() -> String {
         signed_by(

@@ -26,7 +26,7 @@ pub mod tor;
 mod vanguards;
 
 pub use authority::Authority;
-pub use check::{Refused, Trust, said_by_holder, sign_descriptor};
+pub use check::{Refused, RelayKey, Trust, said_by_holder, sign_descriptor};
 pub use client::{Client, Heard, ListChecker, Offered};
 pub use fetch::{
     DIFF_FROM, FetchError, PROOF, fetch, fetch_descriptor, publish_descriptor, upload,

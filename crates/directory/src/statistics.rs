@@ -7,15 +7,15 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use hoplite_crypto::{SigningKey, signing::is_signed};
+use hoplite_crypto::signing::is_signed;
 use hoplite_wire::{
-    directory::{Key, Signature},
+    directory::Key,
     relay_statistics::RelayStatistics,
     tor::extra_info::{ByPort, Noise, Statistics, Told},
 };
 use rusqlite::{Connection, params};
 
-use crate::{StoreError, store};
+use crate::{RelayKey, StoreError, check::signer, store};
 
 const DAY: u64 = 24 * 3600;
 
@@ -62,18 +62,21 @@ pub struct Total {
     pub relays: u64,
     /// Their sum.
     pub value: i64,
-    /// The truth is no further from it, with 95 %.
-    pub margin: f64,
+    /// The truth is no less than this, and no more than that, with 95 %.
+    pub low: f64,
+    /// See `low`.
+    pub high: f64,
 }
 
 /// The relay's own statement, signed, as authorities of ours take it.
-pub fn sign_statistics(key: &SigningKey, published: u64, statistics: Statistics) -> String {
+pub fn sign_statistics(key: &RelayKey, published: u64, statistics: Statistics) -> String {
     let told = RelayStatistics {
-        identity: Key(key.public()),
+        identity: key.identity(),
         published,
         statistics,
     };
-    told.with(&Signature(key.sign(told.text().as_bytes())))
+    let (certificate, signature) = key.sign(&told.text());
+    told.with(certificate.as_deref(), &signature)
 }
 
 /// Reads one and checks its signature; `None`: it cannot be read, or somebody else has written it.
@@ -82,11 +85,9 @@ pub fn check_statistics(text: &str) -> Option<RelayStatistics> {
 }
 
 fn checked(read: hoplite_wire::relay_statistics::Signed<'_>) -> Option<RelayStatistics> {
-    let is_own = is_signed(
-        &read.told.identity.0,
-        read.signed.as_bytes(),
-        &read.signature.0,
-    );
+    let (identity, published) = (&read.told.identity, read.told.published);
+    let by = signer(identity, read.certificate.as_deref(), published)?;
+    let is_own = is_signed(&by, read.signed.as_bytes(), &read.signature.0);
     is_own.then_some(read.told)
 }
 
@@ -221,17 +222,22 @@ impl NetworkStatistics {
     /// [`StoreError`].
     pub fn totals(&self) -> Result<Vec<Total>, StoreError> {
         let mut query = self.connection.prepare(
-            "SELECT figure, day, COUNT(DISTINCT relay), TOTAL(value), TOTAL(2.0 * scale * scale) \
+            "SELECT figure, day, COUNT(DISTINCT relay), TOTAL(value), TOTAL(2.0 * scale * scale), \
+             TOTAL(CASE WHEN figure NOT LIKE 'hidserv-%' AND value < 3 * scale THEN 0.5 * scale ELSE 0 END) \
              FROM figures GROUP BY figure, day ORDER BY figure, day",
         )?;
         let totals = query.query_map([], |row| {
             let (value, variance): (f64, f64) = (row.get(3)?, row.get(4)?);
+            // What would be below zero is told as zero, so that small figures add up to too much: to half the scale each, at most.
+            let surplus: f64 = row.get(5)?;
+            let margin = DEVIATIONS * variance.sqrt();
             Ok(Total {
                 figure: row.get(0)?,
                 day: row.get::<_, i64>(1)?.unsigned_abs(),
                 relays: row.get::<_, i64>(2)?.unsigned_abs(),
                 value: rounded(value),
-                margin: DEVIATIONS * variance.sqrt(),
+                low: value - margin - surplus,
+                high: value + margin,
             })
         })?;
         Ok(totals.collect::<Result<_, _>>()?)
@@ -357,11 +363,16 @@ impl Figures<'_> {
 
 #[cfg(test)]
 mod tests {
+    use hoplite_crypto::{SigningKey, onion::offline::CertifiedSigningKey};
     use hoplite_wire::tor::extra_info::{
         Epsilon, History, Interval, Obfuscated, OnionServiceStatistics,
     };
 
     use super::*;
+
+    fn relay_key() -> RelayKey {
+        RelayKey::Identity(SigningKey::generate().expect("a key"))
+    }
 
     /// A midnight.
     const NOW: u64 = 1_795_737_600;
@@ -415,13 +426,17 @@ mod tests {
         let totals = store.totals().expect("read");
         let yesterday = NOW / DAY - 1;
         let bytes = total(&totals, "read-history", yesterday);
-        assert_eq!((bytes.value, bytes.relays, bytes.margin), (80, 4, 0.0));
+        assert_eq!((bytes.value, bytes.relays), (80, 4));
+        assert_eq!((bytes.low, bytes.high), (80.0, 80.0));
         assert_eq!(total(&totals, "read-history", yesterday - 1).value, 40);
         let circuits = total(&totals, "hoplite-circuits", yesterday);
         assert_eq!(circuits.value, 400);
         // A scale of 100 each: 141 of deviation, and twice that of four relays.
         let right = DEVIATIONS * 2.0 * (2.0_f64).sqrt() * 100.0;
-        assert!((circuits.margin - right).abs() < 1.0, "{}", circuits.margin);
+        assert!((circuits.high - 400.0 - right).abs() < 1.0, "{circuits:?}");
+        // And each of them may be a zero that was below it.
+        let low = 400.0 - right - 4.0 * 50.0;
+        assert!((circuits.low - low).abs() < 1.0, "{circuits:?}");
         assert_eq!(
             total(&totals, "hidserv-dir-v3-onions-seen", yesterday).value,
             -20
@@ -444,11 +459,10 @@ mod tests {
 
     #[test]
     fn an_authority_keeps_the_last_of_each_relay_that_it_knows() {
-        let (known, stranger) = (SigningKey::generate(), SigningKey::generate());
-        let (known, stranger) = (known.expect("a key"), stranger.expect("a key"));
+        let (known, stranger) = (relay_key(), relay_key());
         let mut told = ToldStatistics::default();
-        let knows = |relay: &Key| relay.0 == known.public();
-        let mut take = |key: &SigningKey, published| {
+        let knows = |relay: &Key| *relay == known.identity();
+        let mut take = |key: &RelayKey, published| {
             let text = sign_statistics(key, published, statistics(&[1], published));
             told.take(text, (NOW, 60), knows)
         };
@@ -471,27 +485,43 @@ mod tests {
         );
         // Who is forgotten goes when the next comes.
         let text = sign_statistics(&stranger, NOW, statistics(&[1], 2));
-        let other = stranger.public();
-        assert_eq!(told.take(text, (NOW, 60), |relay| relay.0 == other), Ok(()));
+        let other = stranger.identity();
+        assert_eq!(told.take(text, (NOW, 60), |relay| *relay == other), Ok(()));
         assert_eq!(told.0.len(), 1);
     }
 
     #[test]
     fn only_what_a_relay_has_signed_itself_is_believed() {
-        let key = SigningKey::generate().expect("a key");
+        let key = relay_key();
         let text = sign_statistics(&key, NOW, statistics(&[1], 2));
         let told = check_statistics(&text).expect("its own");
         assert_eq!(
-            (told.identity.0, told.statistics),
-            (key.public(), statistics(&[1], 2))
+            (told.identity, told.statistics),
+            (key.identity(), statistics(&[1], 2))
         );
         let changed = text.replace("published 1", "published 2");
         assert_eq!(check_statistics(&changed), None);
-        let other = SigningKey::generate().expect("a key");
-        let other = Key(other.public()).to_string();
-        let stolen = text.replace(&Key(key.public()).to_string(), &other);
+        let other = relay_key().identity().to_string();
+        let stolen = text.replace(&key.identity().to_string(), &other);
         assert_eq!(check_statistics(&stolen), None);
         let (told, wrong) = told_to_us(&[text.as_str(), &changed, &stolen].concat());
         assert_eq!((told.len(), wrong), (1, 2));
+    }
+    #[test]
+    fn a_relay_whose_identity_is_elsewhere_signs_by_a_key_of_that_identity() {
+        let master = SigningKey::generate().expect("a key");
+        let key = CertifiedSigningKey::issue(&master, NOW, 3600).expect("issued");
+        let key = RelayKey::Certified(key);
+        let text = sign_statistics(&key, NOW, statistics(&[1], 2));
+        let told = check_statistics(&text).expect("its own");
+        assert_eq!(told.identity.0, master.public());
+        let late = sign_statistics(&key, NOW + 7201, statistics(&[1], 2));
+        assert_eq!(check_statistics(&late), None, "the certificate was over");
+        let another = relay_key().identity().to_string();
+        let stolen = text.replace(&told.identity.to_string(), &another);
+        assert_eq!(check_statistics(&stolen), None);
+        let (before, after) = text.split_once("certificate ").expect("one");
+        let (_, signature) = after.split_once('\n').expect("a line");
+        assert_eq!(check_statistics(&format!("{before}{signature}")), None);
     }
 }

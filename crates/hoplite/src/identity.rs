@@ -14,9 +14,10 @@ use hoplite_crypto::{
     Identity, NewIdentity, SigningKey,
     onion::{
         CertifiedNtor, Secrets, SecretsError, family::FamilyKey, identity::RelayIdentity,
-        rsa::SecretKey,
+        offline::CertifiedSigningKey, rsa::SecretKey,
     },
 };
+use hoplite_directory::RelayKey;
 use hoplite_relay::Circuits;
 use hoplite_wire::OnionKey;
 use zeroize::Zeroizing;
@@ -129,6 +130,10 @@ fn write_beside(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 const FILE: &str = "onion.key";
 /// The key of the RSA identity, as C tor names and writes it, so that a relay can move.
 const RSA_KEY: &str = "secret_id_key";
+/// A signing key that an identity which is elsewhere has certified.
+const SIGNING_KEY: &str = "signing.key";
+/// That identity, where it is.
+const MASTER_KEY: &str = "master.key";
 /// The key of a family of relays, as C tor writes it and finds it by its ending.
 const FAMILY_KEY: &str = "family.secret_family_key";
 /// Of an RSA identity whose key is elsewhere: an X.509 certificate, in DER.
@@ -194,9 +199,30 @@ impl Stored {
         self.secrets.public().map_err(|error| unmade(&error))
     }
 
-    /// What signs what the relay says of itself.
-    pub(crate) fn signing_key(&self) -> Result<SigningKey, Failure> {
-        self.secrets.signing_key().map_err(|error| unmade(&error))
+    /// What signs what the relay says of itself to authorities of ours.
+    pub(crate) fn relay_key(&self) -> Result<RelayKey, Failure> {
+        match self.certified_signing_key()? {
+            Some(key) => Ok(RelayKey::Certified(key)),
+            None => {
+                let key = self.secrets.signing_key();
+                key.map(RelayKey::Identity).map_err(|error| unmade(&error))
+            }
+        }
+    }
+
+    /// The signing key of a relay whose identity is elsewhere, as it is on disk now.
+    pub(crate) fn certified_signing_key(&self) -> Result<Option<CertifiedSigningKey>, Failure> {
+        if !self.secrets.is_offline() {
+            return Ok(None);
+        }
+        let path = self.directory.join(SIGNING_KEY);
+        let text = fs::read_to_string(&path).map(Zeroizing::new);
+        let text = text.map_err(|error| Failure::file("reading the signing key", &path, &error))?;
+        let key = text.parse().map_err(|error| {
+            let doing = format!("reading the signing key {}", path.display());
+            Failure::new(doing, error, RENEW)
+        })?;
+        Ok(Some(key))
     }
 
     /// What is stored.
@@ -214,7 +240,8 @@ impl Stored {
 
     /// Who the relay is.
     pub(crate) fn identity(&self, now: u64) -> Result<RelayIdentity, Failure> {
-        let identity = self.secrets.identity(now);
+        let signing = self.certified_signing_key()?;
+        let identity = self.secrets.identity_by(signing.as_ref(), now);
         let identity = identity.map_err(|error| unmade(&error))?;
         if let Some(key) = self.rsa_key()? {
             let with = identity.with_rsa_key(Arc::new(key), now);
@@ -314,7 +341,77 @@ pub(crate) fn unstored(now: u64) -> Result<Circuits, Failure> {
 }
 
 fn unmade(error: &SecretsError) -> Failure {
-    Failure::new("making the onion key", error, "try again")
+    match error {
+        SecretsError::Offline | SecretsError::OtherIdentity | SecretsError::Expired => {
+            Failure::new("taking up the relay's identity", error, RENEW)
+        }
+        _ => Failure::new("making the onion key", error, "try again"),
+    }
+}
+
+/// What to do about a signing key that cannot be used.
+const RENEW: &str = "make another where the identity is, with 'hoplite keygen --offline', and put its signing.key beside onion.key";
+
+/// What `keygen --offline` has made.
+pub(crate) struct Offline {
+    /// The identity's file, which the relay does not need.
+    pub(crate) master: PathBuf,
+    /// What the relay runs with.
+    pub(crate) stored: Stored,
+    /// Until when, in seconds since 1970.
+    pub(crate) expires: u64,
+}
+
+/// Certifies a new signing key for the relay of `directory` by the identity in `master`, which is made there, or moved there out of the relay's
+/// directory, if it is not there yet. `lifetime` is in seconds.
+pub(crate) fn certify_offline(
+    directory: &Path,
+    master: &Path,
+    lifetime: u64,
+    now: u64,
+) -> Result<Offline, Failure> {
+    let before = Stored::read(directory)?;
+    let path = master.join(MASTER_KEY);
+    let here = before
+        .as_ref()
+        .filter(|stored| !stored.secrets.is_offline());
+    let key = match here {
+        _ if path.exists() => read_secret(&path)?,
+        Some(stored) => {
+            let key = stored.secrets.signing_key();
+            let key = key.map_err(|error| unmade(&error))?;
+            make_directory(master)?;
+            write(&path, key.secret().as_bytes(), 0o600)?;
+            key
+        }
+        None => make_secret(&path, false)?,
+    };
+    let secrets = match &before {
+        Some(stored) if stored.public()?.identity != key.public() => {
+            let doing = format!("certifying a signing key for {}", directory.display());
+            let why = format!("the relay there is not the one of {}", path.display());
+            let remedy =
+                "name the directory of its own identity with --master, or another with --out";
+            return Err(Failure::new(doing, why, remedy));
+        }
+        Some(stored) => stored.secrets.without_identity(),
+        None => Secrets::offline(key.public(), now),
+    };
+    let signing = CertifiedSigningKey::issue(&key, now, lifetime)
+        .map_err(|error| Failure::new("making a signing key", error, "try again"))?;
+    make_directory(directory)?;
+    write(
+        &directory.join(SIGNING_KEY),
+        signing.text().as_bytes(),
+        0o600,
+    )?;
+    let stored = Stored::of(directory, secrets.map_err(|error| unmade(&error))?);
+    stored.store()?;
+    Ok(Offline {
+        master: path,
+        stored,
+        expires: signing.expires(),
+    })
 }
 
 #[cfg(test)]
@@ -405,6 +502,55 @@ mod onion_tests {
         let failed = stored.make_rsa_key_if_missing().expect_err("elsewhere");
         assert!(failed.to_string().contains("elsewhere"), "{failed}");
         assert!(!directory.path().join(RSA_KEY).exists());
+    }
+
+    #[test]
+    fn an_identity_moves_out_and_the_relay_goes_on_until_its_signing_key_ends() {
+        let (relay, safe) = (tempfile::tempdir(), tempfile::tempdir());
+        let (relay, safe) = (relay.expect("directory"), safe.expect("directory"));
+        let before = Stored::make(relay.path(), NOW).expect("made");
+        let before = before.public().expect("a key");
+        let made = certify_offline(relay.path(), safe.path(), 30 * 86_400, NOW).expect("certified");
+        assert_eq!(
+            made.stored.public().expect("a key"),
+            before,
+            "the same relay"
+        );
+        let text = fs::read_to_string(relay.path().join(FILE)).expect("there");
+        let master = fs::read_to_string(&made.master).expect("there");
+        let secret = master
+            .trim_end()
+            .strip_prefix("ed25519-secret:")
+            .expect("a secret");
+        assert!(!text.contains(secret), "the secret is gone from the relay");
+        for file in [relay.path().join(SIGNING_KEY), made.master.clone()] {
+            let mode = fs::metadata(file).expect("there").permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+        }
+        let stored = Stored::read(relay.path()).expect("read").expect("there");
+        let peer = stored.identity(NOW).expect("a relay").peer();
+        assert_eq!(peer.ed25519, before.identity);
+        assert_eq!(
+            stored.relay_key().expect("a key").identity().0,
+            before.identity
+        );
+        let over = NOW + 31 * 86_400;
+        let failed = stored.identity(over).expect_err("over").to_string();
+        assert!(
+            failed.contains("expired") && failed.contains("--offline"),
+            "{failed}"
+        );
+        // Made again, it goes on.
+        certify_offline(relay.path(), safe.path(), 30 * 86_400, over).expect("certified");
+        assert!(stored.identity(over).is_ok());
+        let other = tempfile::tempdir().expect("directory");
+        Stored::make(other.path(), NOW).expect("made");
+        assert!(
+            certify_offline(other.path(), safe.path(), 3600, NOW).is_err(),
+            "another relay's"
+        );
+        fs::remove_file(relay.path().join(SIGNING_KEY)).expect("removed");
+        assert!(stored.identity(NOW).is_err());
     }
 
     #[test]

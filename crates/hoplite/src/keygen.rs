@@ -26,7 +26,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DIR", required_unless_present = "show")]
     out: Option<PathBuf>,
     /// Print what clients write of the identity that is in this directory, and make nothing.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "authority", "onion_client", "force", "rsa", "family"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "authority", "onion_client", "force", "rsa", "family", "offline"])]
     show: Option<PathBuf>,
     /// A host name or address for the certificate; may be given several times. Clients go by the pin, not by it.
     #[arg(long, value_name = "NAME")]
@@ -34,6 +34,16 @@ pub(crate) struct Options {
     /// Give the identity an RSA identity too, as relays of Tor have it: a fourth file, secret_id_key, which C tor reads as well.
     #[arg(long, conflicts_with_all = ["authority", "onion_client"])]
     rsa: bool,
+    /// Keep the identity in the directory --master and not in --out: it is made there, or moved there out of --out, and certifies a signing key that the relay
+    /// runs with for --days. Run again before its time is over; signing.key alone has to be brought to the relay then.
+    #[arg(long, requires = "master", conflicts_with_all = ["authority", "onion_client", "family", "force"])]
+    offline: bool,
+    /// Where the identity is kept (master.key): on no machine that is reached from the network.
+    #[arg(long, value_name = "DIR", requires = "offline")]
+    master: Option<PathBuf>,
+    /// For how many days the signing key is certified.
+    #[arg(long, value_name = "N", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=365), requires = "offline")]
+    days: u64,
     /// Make the key of a family of relays in a network of Tor's instead: one file, family.secret_family_key, for `onion.tor.family_keys` of all of them,
     /// which C tor reads as well; prints its id, C tor's `FamilyId`.
     #[arg(long, conflicts_with_all = ["name", "rsa", "authority", "onion_client"])]
@@ -60,6 +70,7 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
             let address = options.onion_client.as_deref().unwrap_or_default();
             client_key(out, address, options.force, json)
         }
+        (None, Some(out)) if options.offline => offline(out, options, json),
         (None, Some(out)) if options.family => family_key(out, options.force, json),
         (None, Some(out)) if options.authority => authority_key(out, options.force, json),
         (None, Some(out)) => tell(&Made::make(out, options)?, host, json),
@@ -146,6 +157,31 @@ fn tell(made: &Made, host: &str, json: bool) -> Result<(), Failure> {
         line("rsa", rsa),
     ));
     say::answer(pin)
+}
+
+/// `--offline`.
+fn offline(out: &Path, options: &Options, json: bool) -> Result<(), Failure> {
+    let master = options.master.as_deref().unwrap_or(out);
+    if !Files::within(out).exist() {
+        identity::store(out, &identity::make(&options.name)?, false)?;
+    }
+    let lifetime = options.days.saturating_mul(24 * 3600);
+    let made = identity::certify_offline(out, master, lifetime, now())?;
+    if options.rsa {
+        made.stored.make_rsa_key_if_missing()?;
+    }
+    let onion = made.stored.public()?.to_string();
+    if json {
+        let (key, expires) = (&made.master, made.expires);
+        return say::json(&json!({"onion": onion, "master": key, "expires": expires}));
+    }
+    say::remark(format!(
+        "hoplite: the identity is in {}: keep it off the relay; the relay runs with {} for {} days",
+        made.master.display(),
+        out.display(),
+        options.days
+    ));
+    say::answer(onion)
 }
 
 /// `--family`.

@@ -3,9 +3,9 @@
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use hoplite_crypto::{Certificates, SigningKey, onion::family::FamilyKey};
+use hoplite_crypto::{Certificates, onion::family::FamilyKey};
 use hoplite_directory::{
-    FetchError, said_by_holder, sign_descriptor,
+    FetchError, RelayKey, said_by_holder,
     statistics::sign_statistics,
     tor::server_descriptor::{self, TapKey},
     upload, upload_statistics, upload_to_tor,
@@ -163,7 +163,9 @@ async fn publish_to_tor(tor: &mut Option<TorDirectory>, said: &Said) {
 /// identity of its circuits, or of a relay without them a key of its own. With it goes a proof by the TLS key that the relay shows: nobody else can
 /// name its pin.
 struct OurDirectory {
-    key: SigningKey,
+    key: RelayKey,
+    /// Where it is: of a relay whose identity is elsewhere, its signing key is made again now and then.
+    identity: PathBuf,
     /// What the relay shows in TLS, as it is replaced.
     certificates: Arc<Certificates>,
     descriptor: Descriptor,
@@ -189,8 +191,9 @@ impl OurDirectory {
             Some(stored) => identity_key(config, stored)?,
             None => descriptor_key(config)?,
         };
+        let identity = key.identity();
         let certificates = handle.certificates();
-        let mut descriptor = describe(config, handle.addresses(), Key(key.public()));
+        let mut descriptor = describe(config, handle.addresses(), identity);
         descriptor.pin = certificates.pin().map(Into::into);
         descriptor.onion = current.map(|current| *current.borrow());
         if descriptor.onion.is_some() {
@@ -203,6 +206,7 @@ impl OurDirectory {
         })?;
         Ok(Some(Self {
             key,
+            identity: config.identity.clone(),
             certificates,
             descriptor,
             bandwidth: directory.bandwidth,
@@ -215,6 +219,7 @@ impl OurDirectory {
     async fn publish(&mut self, tokens: Option<Tokens>, said: &Said) {
         // Each must be later than the one before, also when the clock was set back meanwhile.
         self.descriptor.published = now().max(self.descriptor.published.saturating_add(1));
+        self.take_up_key();
         self.descriptor.pin = self.certificates.pin().map(Into::into);
         self.descriptor.tokens = tokens;
         self.descriptor.bandwidth = said.declared(self.bandwidth);
@@ -228,6 +233,22 @@ impl OurDirectory {
             self.every
         };
         self.due = Instant::now() + pause;
+    }
+
+    /// Of a relay whose identity is elsewhere, the signing key that is on disk now.
+    fn take_up_key(&mut self) {
+        if matches!(self.key, RelayKey::Identity(_)) {
+            return;
+        }
+        let read = Stored::read(&self.identity).and_then(|stored| match stored {
+            Some(stored) => stored.relay_key().map(Some),
+            None => Ok(None),
+        });
+        match read {
+            Ok(Some(key)) if key.identity() == self.key.identity() => self.key = key,
+            Ok(_) => {}
+            Err(failure) => warn!("the signing key stays: {failure}"),
+        }
     }
 
     /// Tells the relay's statistics. Who does not take them is told with the next descriptor: an authority that has not tested the relay yet, or one of an
@@ -246,7 +267,7 @@ impl OurDirectory {
 
     /// Whether somebody did not take it.
     async fn hand_in(&self) -> bool {
-        let signed = match sign_descriptor(self.descriptor.clone(), &self.key) {
+        let signed = match self.key.sign_descriptor(self.descriptor.clone()) {
             Ok(signed) => signed,
             Err(refused) => {
                 warn!("the descriptor cannot be signed: {refused}");
@@ -478,10 +499,10 @@ async fn rotated(onion: &mut Option<watch::Receiver<[u8; 32]>>) -> [u8; 32] {
 }
 
 /// Clients find the identity of a relay's channels in its descriptor, so that one signs the other.
-fn identity_key(config: &Config, stored: &Stored) -> Result<SigningKey, Failure> {
-    let key = stored.signing_key()?;
+fn identity_key(config: &Config, stored: &Stored) -> Result<RelayKey, Failure> {
+    let key = stored.relay_key()?;
     let before = config.identity.join(identity::DESCRIPTOR);
-    if before.exists() && identity::read_secret(&before)?.public() != key.public() {
+    if before.exists() && Key(identity::read_secret(&before)?.public()) != key.identity() {
         warn!(
             "the relay is told to the directory by the identity of its circuits from now on, not by the one of {}",
             identity::DESCRIPTOR
@@ -491,14 +512,14 @@ fn identity_key(config: &Config, stored: &Stored) -> Result<SigningKey, Failure>
 }
 
 /// Without circuits: a key of its own, unless there is an identity for circuits already, which they would be told by later.
-fn descriptor_key(config: &Config) -> Result<SigningKey, Failure> {
+fn descriptor_key(config: &Config) -> Result<RelayKey, Failure> {
     let path = config.identity.join(identity::DESCRIPTOR);
     if path.exists() {
-        identity::read_secret(&path)
+        identity::read_secret(&path).map(RelayKey::Identity)
     } else {
         match Stored::read(&config.identity)? {
-            Some(stored) => stored.signing_key(),
-            None => identity::make_secret(&path, false),
+            Some(stored) => stored.relay_key(),
+            None => identity::make_secret(&path, false).map(RelayKey::Identity),
         }
     }
 }

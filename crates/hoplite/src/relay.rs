@@ -473,6 +473,9 @@ pub(crate) fn below(most: u64) -> u64 {
     }
 }
 
+const DAY: u64 = 24 * 3600;
+/// For how many seconds before its end an operator is told, each day, that a signing key is to be certified anew.
+const SIGNING_WARNING: u64 = 14 * DAY;
 /// For how many seconds the last key is accepted: lists live for hours, clients sleep for days.
 const LAST: u64 = 7 * 24 * 3600;
 /// How often is looked whether it is time: the calendar may jump, and a machine may sleep.
@@ -485,6 +488,8 @@ struct Rotation {
     rekey: Rekey,
     /// In seconds; 0 is never.
     every: u64,
+    /// Of a relay whose identity is elsewhere, until when its signing key is certified, and when its operator was last told that it ends soon.
+    certified: Option<(u64, u64)>,
     /// The public half of the current key, for whoever publishes it.
     current: watch::Sender<[u8; 32]>,
 }
@@ -492,7 +497,9 @@ struct Rotation {
 impl Rotation {
     fn new(stored: Stored, rekey: Rekey, every: u64) -> Result<Self, Failure> {
         let (current, _) = watch::channel(stored.public()?.ntor);
+        let signing = stored.certified_signing_key()?;
         Ok(Self {
+            certified: signing.map(|key| (key.expires(), 0)),
             stored,
             rekey,
             every,
@@ -511,8 +518,36 @@ impl Rotation {
             if let Err(failure) = self.look(now()) {
                 warn!("the onion key stays: {failure}");
             }
+            if let Err(failure) = self.look_at_signing_key(now()) {
+                warn!("the signing key stays: {failure}");
+            }
             sleep(ROTATION_CHECK_INTERVAL).await;
         }
+    }
+
+    /// Takes up a signing key that was certified anew, and warns in time where none was.
+    fn look_at_signing_key(&mut self, now: u64) -> Result<(), Failure> {
+        let Some((until, warned)) = self.certified else {
+            return Ok(());
+        };
+        let Some(key) = self.stored.certified_signing_key()? else {
+            return Ok(());
+        };
+        if key.expires() != until {
+            self.rekey.renew(self.stored.identity(now)?);
+            self.certified = Some((key.expires(), 0));
+            info!("the relay has a new signing key of its identity");
+            return Ok(());
+        }
+        if ends_soon(until, now) && now >= warned.saturating_add(DAY) {
+            self.certified = Some((until, now));
+            let days = until.saturating_sub(now) / DAY;
+            warn!(
+                days,
+                "the signing key ends, and the relay with it: certify another with 'hoplite keygen --offline' where the identity is"
+            );
+        }
+        Ok(())
     }
 
     fn look(&mut self, now: u64) -> Result<(), Failure> {
@@ -532,6 +567,11 @@ impl Rotation {
         }
         Ok(())
     }
+}
+
+/// Whether its operator is to be told that a signing key ends.
+fn ends_soon(until: u64, now: u64) -> bool {
+    now.saturating_add(SIGNING_WARNING) >= until
 }
 
 /// What comes after `secrets`, if it is time.
@@ -574,6 +614,12 @@ mod rotate_tests {
             second.public().expect("a key")
         );
         assert!(due(&third, EVERY, week + 1).expect("judged").is_none());
+    }
+
+    #[test]
+    fn an_operator_is_told_for_a_fortnight_that_a_signing_key_ends() {
+        assert!(!ends_soon(START + 15 * DAY, START));
+        assert!(ends_soon(START + 14 * DAY, START) && ends_soon(START, START + 1));
     }
 
     #[test]

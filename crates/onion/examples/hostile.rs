@@ -504,6 +504,7 @@ fn descriptor(attack: &Attack) -> SignedDescriptor {
     let signature = Signature(key.sign(descriptor.text().as_bytes()));
     SignedDescriptor {
         descriptor,
+        certificate: None,
         signature,
     }
 }

@@ -12,7 +12,10 @@ use std::{
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use hoplite_crypto::{Certificates, Identity, IdentityError, Pin, onion::OnionKeys};
+use hoplite_crypto::{
+    Certificates, Identity, IdentityError, Pin,
+    onion::{OnionKeys, identity::RelayIdentity},
+};
 use hoplite_quic::{Hooks, Watch, server::Secrets};
 use hoplite_tokens::VerifierKeys;
 use hoplite_wire::{OnionKey, tor::extra_info::Directions};
@@ -69,6 +72,11 @@ impl Rekey {
     /// From now on circuits are made with these keys; those that are there go on.
     pub fn replace(&self, keys: OnionKeys) {
         self.0.set_keys(keys);
+    }
+
+    /// From now on channels are made with this signing key of the same identity; those that are there go on.
+    pub fn renew(&self, identity: RelayIdentity) {
+        self.0.set_identity(identity);
     }
 }
 

@@ -379,6 +379,15 @@ impl Onion {
         self.server.show(shown.0.clone(), certificate);
     }
 
+    /// Channels show another signing key from now on.
+    pub(crate) fn set_identity(&self, identity: RelayIdentity) {
+        let mut shown = self.shown.lock();
+        let (us, certificate) = &mut *shown;
+        us.identity = Some(identity.into());
+        self.server.show(us.clone(), *certificate);
+        self.dialer.show(us.clone());
+    }
+
     /// Closes channels at rest and renews the signing key, until dropped.
     pub(crate) async fn keep(&self) {
         loop {

@@ -391,6 +391,8 @@ pub struct Tokens {
 pub struct SignedDescriptor {
     /// What it says.
     pub descriptor: Descriptor,
+    /// Of the key that has signed it, by the identity (cert-spec, type 4); without one the identity itself has.
+    pub certificate: Option<Vec<u8>>,
     /// Over [`Descriptor::text`].
     pub signature: Signature,
 }
@@ -469,6 +471,18 @@ fn word(
         Some(value) if !is_word(value, most) => Err(lines.wrong(keyword)),
         value => Ok(value.map(str::to_owned)),
     }
+}
+
+/// Bytes of a certificate: one of type 4 has 140.
+const CERTIFICATE: usize = 256;
+
+fn certificate(lines: &mut Lines<'_>) -> Result<Option<Vec<u8>>, Malformed> {
+    let Some(text) = lines.option("certificate") else {
+        return Ok(None);
+    };
+    let bytes = URL_SAFE_NO_PAD.decode(text).ok();
+    let bytes = bytes.filter(|bytes| (1..=CERTIFICATE).contains(&bytes.len()));
+    bytes.map(Some).ok_or_else(|| lines.wrong("certificate"))
 }
 
 fn addresses(lines: &mut Lines<'_>) -> Result<Vec<SocketAddr>, Malformed> {
@@ -593,6 +607,7 @@ impl SignedDescriptor {
     fn read(lines: &mut Lines<'_>) -> Result<Self, Malformed> {
         Ok(Self {
             descriptor: Descriptor::read(lines)?,
+            certificate: certificate(lines)?,
             signature: lines.parsed("signature")?,
         })
     }
@@ -660,7 +675,11 @@ impl fmt::Display for Roles {
 
 impl fmt::Display for SignedDescriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}signature {}", self.descriptor, self.signature)
+        write!(f, "{}", self.descriptor)?;
+        if let Some(certificate) = &self.certificate {
+            writeln!(f, "certificate {}", encode(certificate))?;
+        }
+        writeln!(f, "signature {}", self.signature)
     }
 }
 

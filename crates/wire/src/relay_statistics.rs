@@ -1,6 +1,8 @@
 //! What a relay tells a directory of ours of its last days: the lines of an extra-info document ([`crate::tor::extra_info`]) below who says so and when,
 //! and above a signature. Grammar only: `hoplite_directory` signs and checks it.
 
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+
 use crate::{
     directory::{Key, Malformed, Signature},
     tor::extra_info::Statistics,
@@ -11,6 +13,7 @@ pub const RELAY_STATISTICS: usize = 4096;
 
 const FIRST: &str = "hoplite-statistics 1\nidentity ";
 const PUBLISHED: &str = "published ";
+const CERTIFICATE: &str = "certificate ";
 const SIGNATURE: &str = "signature ";
 
 /// What one relay tells.
@@ -31,7 +34,9 @@ pub struct Signed<'a> {
     pub told: RelayStatistics,
     /// What the signature is over.
     pub signed: &'a str,
-    /// By the identity.
+    /// Of the key that has signed, by the identity; without one the identity itself has.
+    pub certificate: Option<Vec<u8>>,
+    /// Over [`Self::signed`].
     pub signature: Signature,
 }
 
@@ -44,9 +49,15 @@ impl RelayStatistics {
         text
     }
 
-    /// All of it.
-    pub fn with(&self, signature: &Signature) -> String {
-        format!("{}{SIGNATURE}{signature}\n", self.text())
+    /// All of it; `certificate` is of the key that has signed, where that is not the identity itself.
+    pub fn with(&self, certificate: Option<&[u8]>, signature: &Signature) -> String {
+        let mut text = self.text();
+        if let Some(certificate) = certificate {
+            let certificate = URL_SAFE_NO_PAD.encode(certificate);
+            text.push_str(&format!("{CERTIFICATE}{certificate}\n"));
+        }
+        text.push_str(&format!("{SIGNATURE}{signature}\n"));
+        text
     }
 
     /// Reads one, and nothing but it.
@@ -67,6 +78,16 @@ impl RelayStatistics {
         let signed = text
             .and_then(|text| text.get(..=before.len()))
             .unwrap_or_default();
+        let (signed, certificate) = match signed.rsplit_once(&format!("\n{CERTIFICATE}")) {
+            None => (signed, None),
+            Some((before, certificate)) => {
+                let certificate = URL_SAFE_NO_PAD.decode(certificate.trim_end_matches('\n'));
+                let number = before.lines().count().saturating_add(1);
+                let certificate = certificate.map_err(|_| wrong(number, "certificate"))?;
+                let signed = signed.get(..=before.len()).unwrap_or_default();
+                (signed, Some(certificate))
+            }
+        };
         let rest = signed
             .strip_prefix(FIRST)
             .ok_or(wrong(1, "no statistics of version 1"))?;
@@ -87,6 +108,7 @@ impl RelayStatistics {
                 statistics,
             },
             signed,
+            certificate,
             signature,
         })
     }
@@ -129,7 +151,7 @@ mod tests {
 
     #[test]
     fn of_many_a_broken_one_takes_no_other_with_it() {
-        let texts = [1, 2, 3].map(|byte| told(byte, 7, Some(8)).with(&Signature([9; 64])));
+        let texts = [1, 2, 3].map(|byte| told(byte, 7, Some(8)).with(None, &Signature([9; 64])));
         let text = texts.concat().replacen("published", "publushed", 1);
         let read = RelayStatistics::parse_all(&text)
             .map(|read| read.map(|read| read.told.identity.0[0]).ok());
@@ -140,7 +162,7 @@ mod tests {
     #[test]
     fn what_is_no_statistics_is_refused_by_its_line() {
         let line = |text: &str| RelayStatistics::parse(text).expect_err("refused").line;
-        let text = told(1, 7, Some(8)).with(&Signature([9; 64]));
+        let text = told(1, 7, Some(8)).with(None, &Signature([9; 64]));
         assert_eq!(line(&text.replace("statistics 1", "statistics 2")), 1);
         assert_eq!(line(&text.replace("ed25519:", "ed25518:")), 2);
         assert_eq!(line(&text.replace("published 7", "published x")), 3);
@@ -151,13 +173,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_told_is_read_again(byte: u8, published: u64, circuits: Option<u64>, signature: [u8; 32]) {
+        fn what_is_told_is_read_again(byte: u8, published: u64, circuits: Option<u64>, signature: [u8; 32], certificate: Option<[u8; 9]>) {
             let told = told(byte, published, circuits);
             let signature = Signature([signature, signature].concat().try_into().expect("64 bytes"));
-            let text = told.with(&signature);
+            let certificate = certificate.map(Vec::from);
+            let text = told.with(certificate.as_deref(), &signature);
             let read = RelayStatistics::parse(&text).expect("read");
             prop_assert_eq!(read.signed, told.text());
-            prop_assert_eq!(read, Signed { told: told.clone(), signed: &told.text(), signature });
+            prop_assert_eq!(read, Signed { told: told.clone(), signed: &told.text(), certificate, signature });
         }
 
         #[test]

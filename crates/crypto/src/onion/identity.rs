@@ -24,7 +24,10 @@ use x509_parser::{
 };
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-use super::rsa::{PublicKey, SecretKey, sha1, sha256};
+use super::{
+    offline::CertifiedSigningKey,
+    rsa::{PublicKey, SecretKey, sha1, sha256},
+};
 use crate::signing::{SigningError, SigningKey, is_signed};
 
 const HOUR: u64 = 3600;
@@ -79,14 +82,32 @@ pub fn stand_in(ed25519: &[u8; 32]) -> [u8; 20] {
 /// A relay's own identity. It does not change: [`RelayIdentity::renewed`] makes another.
 #[derive(Clone)]
 pub struct RelayIdentity {
-    master: Arc<SigningKey>,
+    master: Master,
     signing: Arc<SigningKey>,
     /// Type 4.
     certificate: Vec<u8>,
-    certified_until: u64,
+    /// When it is to be made again.
+    due: u64,
     /// Signs AUTHENTICATE; certified by type 6.
     authentication: Arc<SigningKey>,
     rsa: Option<Certified>,
+}
+
+/// The identity's key.
+#[derive(Clone)]
+enum Master {
+    Here(Arc<SigningKey>),
+    /// Its public half: the secret is where signing keys are certified.
+    Elsewhere([u8; 32]),
+}
+
+impl Master {
+    fn public(&self) -> [u8; 32] {
+        match self {
+            Self::Here(key) => key.public(),
+            Self::Elsewhere(public) => *public,
+        }
+    }
 }
 
 impl RelayIdentity {
@@ -110,21 +131,50 @@ impl RelayIdentity {
         )
     }
 
-    /// The same identity with a new signing key.
+    /// The identity whose secret is elsewhere, with the signing key that it has certified.
+    ///
+    /// # Errors
+    /// [`Why::Expired`]; [`Why::Forged`]: never, in fact.
+    pub fn offline(signing: &CertifiedSigningKey, now: u64) -> Result<Self, Why> {
+        let kind = CertType::ED25519_SIGNING;
+        if signing.expires() < now {
+            return Err(Why::Expired(kind));
+        }
+        let keys = (signing.key(), SigningKey::generate());
+        let (Ok(key), Ok(authentication)) = keys else {
+            return Err(Why::Forged(kind));
+        };
+        Ok(Self {
+            master: Master::Elsewhere(*signing.identity()),
+            signing: Arc::new(key),
+            certificate: signing.certificate().to_vec(),
+            due: now.saturating_add(SIGNING / 2),
+            authentication: Arc::new(authentication),
+            rsa: None,
+        })
+    }
+
+    /// The same identity with a new signing key; one whose secret is elsewhere keeps the key that it has.
     ///
     /// # Errors
     /// See [`SigningError`].
     pub fn renewed(&self, now: u64) -> Result<Self, SigningError> {
-        let renewed = Self::new(Arc::clone(&self.master), self.rsa.clone(), now)?;
+        let renewed = match &self.master {
+            Master::Here(master) => Self::new(Arc::clone(master), self.rsa.clone(), now)?,
+            Master::Elsewhere(_) => Self {
+                due: now.saturating_add(SIGNING / 2),
+                ..self.clone()
+            },
+        };
         match self.rsa.as_ref().and_then(|rsa| rsa.key.clone()) {
             Some(key) => renewed.with_rsa_key(key, now),
             None => Ok(renewed),
         }
     }
 
-    /// Whether half of the signing key's time is over.
+    /// Whether half of the time is over for which it is certified here.
     pub fn is_due(&self, now: u64) -> bool {
-        now.saturating_add(SIGNING / 2) >= self.certified_until
+        now >= self.due
     }
 
     /// The same identity with the RSA identity of this key, which C tor asks for. Its certificates are made here, and again by
@@ -169,9 +219,9 @@ impl RelayIdentity {
         };
         Ok(Self {
             certificate: sign(&certificate, &master),
-            certified_until: certificate.expires(),
+            due: certificate.expires().saturating_sub(SIGNING / 2),
             authentication: Arc::new(SigningKey::generate()?),
-            master,
+            master: Master::Here(master),
             signing,
             rsa,
         })
@@ -211,11 +261,6 @@ impl RelayIdentity {
     /// The key of the RSA identity, if it is here.
     pub fn rsa_key(&self) -> Option<&SecretKey> {
         self.rsa.as_ref()?.key.as_deref()
-    }
-
-    /// Signs with the identity itself: a document that says by its first bytes what it is.
-    pub fn sign(&self, document: &[u8]) -> [u8; 64] {
-        self.master.sign(document)
     }
 
     fn certify(&self, kind: CertKind, key_kind: KeyKind, key: &[u8; 32], now: u64) -> Vec<u8> {

@@ -14,12 +14,16 @@ use zeroize::Zeroizing;
 use super::{
     OnionKey, OnionKeys,
     identity::{RelayIdentity, hours},
+    offline::CertifiedSigningKey,
     service_keys::Expanded,
 };
 use crate::{SigningError, SigningKey};
 
 /// The first line; nobody takes the file for something public.
 const HEAD: &str = "hoplite-onion-secret 1";
+/// The line of an identity whose secret is here, and of one whose public half alone is.
+const HERE: &str = "identity ";
+const ELSEWHERE: &str = "offline-identity ";
 /// For how many seconds an onion key vouches for the identity: it is told of again long before.
 const NTOR_CROSS: u64 = 30 * 24 * 3600;
 /// The most bytes that a text has.
@@ -28,11 +32,19 @@ const TEXT: usize = 1024;
 /// Secrets of a relay. They are wiped from memory when dropped, and never printed.
 #[derive(Clone)]
 pub struct Secrets {
-    identity: Zeroizing<[u8; 32]>,
+    identity: Identity,
     current: Zeroizing<[u8; 32]>,
     /// When the current onion key was made, in seconds since 1970.
     since: u64,
     last: Option<Zeroizing<[u8; 32]>>,
+}
+
+/// The relay's identity.
+#[derive(Clone)]
+enum Identity {
+    Here(Zeroizing<[u8; 32]>),
+    /// Its public half: the secret is elsewhere, and has certified a signing key.
+    Elsewhere([u8; 32]),
 }
 
 /// An onion key that vouches for the relay's identity. dir-spec, "ntor-onion-key-crosscert". All of it is public.
@@ -55,6 +67,15 @@ pub enum SecretsError {
     /// The text is none that a relay has stored.
     #[error("it is no onion key file of version 1: its line {0} is wrong")]
     Malformed(usize),
+    /// The identity is not here, and there is no signing key that it has certified.
+    #[error("the identity's secret is kept elsewhere, and there is no signing key of it here")]
+    Offline,
+    /// The signing key is of another identity.
+    #[error("the signing key is certified by another identity")]
+    OtherIdentity,
+    /// The signing key's time is over.
+    #[error("the signing key's certificate has expired")]
+    Expired,
 }
 
 impl Secrets {
@@ -71,6 +92,18 @@ impl Secrets {
     /// # Errors
     /// [`SecretsError::NoRandomness`].
     pub fn of_identity(identity: Zeroizing<[u8; 32]>, now: u64) -> Result<Self, SecretsError> {
+        Self::new(Identity::Here(identity), now)
+    }
+
+    /// A new onion key for an identity whose secret is elsewhere.
+    ///
+    /// # Errors
+    /// [`SecretsError::NoRandomness`].
+    pub fn offline(identity: [u8; 32], now: u64) -> Result<Self, SecretsError> {
+        Self::new(Identity::Elsewhere(identity), now)
+    }
+
+    fn new(identity: Identity, now: u64) -> Result<Self, SecretsError> {
         let current = OnionKey::fresh_secret().map_err(|_| SecretsError::NoRandomness)?;
         Ok(Self {
             identity,
@@ -85,10 +118,21 @@ impl Secrets {
     /// # Errors
     /// [`SecretsError::NoRandomness`].
     pub fn rotated(&self, now: u64) -> Result<Self, SecretsError> {
-        let next = Self::of_identity(self.identity.clone(), now)?;
+        let next = Self::new(self.identity.clone(), now)?;
         Ok(Self {
             last: Some(self.current.clone()),
             ..next
+        })
+    }
+
+    /// Without the identity's secret, which is kept elsewhere from now on; of a relay that has none the same.
+    ///
+    /// # Errors
+    /// [`SecretsError::NoRandomness`]: never, in fact.
+    pub fn without_identity(&self) -> Result<Self, SecretsError> {
+        Ok(Self {
+            identity: Identity::Elsewhere(self.public()?.identity),
+            ..self.clone()
         })
     }
 
@@ -111,12 +155,38 @@ impl Secrets {
         self.last.is_some()
     }
 
+    /// Whether the identity's secret is elsewhere.
+    pub fn is_offline(&self) -> bool {
+        matches!(self.identity, Identity::Elsewhere(_))
+    }
+
     /// Who the relay is on its channels, with a new signing key.
     ///
     /// # Errors
-    /// [`SecretsError::NoRandomness`].
+    /// [`SecretsError::NoRandomness`]; [`SecretsError::Offline`].
     pub fn identity(&self, now: u64) -> Result<RelayIdentity, SecretsError> {
-        Ok(RelayIdentity::from_secret(&self.identity, now)?)
+        self.identity_by(None, now)
+    }
+
+    /// Who the relay is on its channels; where the identity's secret is elsewhere, by the signing key that it has certified.
+    ///
+    /// # Errors
+    /// [`SecretsError`].
+    pub fn identity_by(
+        &self,
+        signing: Option<&CertifiedSigningKey>,
+        now: u64,
+    ) -> Result<RelayIdentity, SecretsError> {
+        match (&self.identity, signing) {
+            (Identity::Here(secret), _) => Ok(RelayIdentity::from_secret(secret, now)?),
+            (Identity::Elsewhere(_), None) => Err(SecretsError::Offline),
+            (Identity::Elsewhere(public), Some(signing)) if signing.identity() != public => {
+                Err(SecretsError::OtherIdentity)
+            }
+            (Identity::Elsewhere(_), Some(signing)) => {
+                RelayIdentity::offline(signing, now).map_err(|_| SecretsError::Expired)
+            }
+        }
     }
 
     /// What circuit handshakes are answered with, by a relay that is `identity`.
@@ -133,9 +203,12 @@ impl Secrets {
     /// The identity as the key that signs what the relay says of itself to the directory.
     ///
     /// # Errors
-    /// [`SecretsError::NoRandomness`]: never, in fact.
+    /// [`SecretsError::Offline`].
     pub fn signing_key(&self) -> Result<SigningKey, SecretsError> {
-        Ok(SigningKey::from_seed(self.identity.clone())?)
+        match &self.identity {
+            Identity::Here(secret) => Ok(SigningKey::from_seed(secret.clone())?),
+            Identity::Elsewhere(_) => Err(SecretsError::Offline),
+        }
     }
 
     /// What clients write of the relay.
@@ -144,7 +217,10 @@ impl Secrets {
     /// [`SecretsError::NoRandomness`].
     pub fn public(&self) -> Result<PublicKey, SecretsError> {
         Ok(PublicKey {
-            identity: self.signing_key()?.public(),
+            identity: match &self.identity {
+                Identity::Here(_) => self.signing_key()?.public(),
+                Identity::Elsewhere(public) => *public,
+            },
             ntor: *pair(&self.current)?.public(),
         })
     }
@@ -177,11 +253,16 @@ impl Secrets {
     /// All of it as a text, for a file of its owner.
     pub fn text(&self) -> Zeroizing<String> {
         let encode = |bytes: &[u8; 32]| Zeroizing::new(URL_SAFE_NO_PAD.encode(bytes));
-        let (identity, current) = (encode(&self.identity), encode(&self.current));
+        let (keyword, identity) = match &self.identity {
+            Identity::Here(secret) => (HERE, encode(secret)),
+            Identity::Elsewhere(public) => (ELSEWHERE, encode(public)),
+        };
+        let current = encode(&self.current);
         let mut text = Zeroizing::new(String::with_capacity(TEXT));
-        let parts: [&str; 6] = [
+        let parts: [&str; 7] = [
             HEAD,
-            "\nidentity ",
+            "\n",
+            keyword,
             &identity,
             "\ncurrent ",
             &current,
@@ -210,7 +291,11 @@ impl FromStr for Secrets {
         if lines.next() != Some(HEAD) {
             return Err(SecretsError::Malformed(1));
         }
-        let identity = lines.secret("identity ")?;
+        let identity = if lines.begins(ELSEWHERE) {
+            Identity::Elsewhere(*lines.secret(ELSEWHERE)?)
+        } else {
+            Identity::Here(lines.secret(HERE)?)
+        };
         let current = lines.secret("current ")?;
         let since = lines.next().and_then(|line| line.strip_prefix("since "));
         let since = since.and_then(|text| text.parse().ok());
@@ -242,6 +327,11 @@ impl<'a> Lines<'a> {
     fn next(&mut self) -> Option<&'a str> {
         self.number = self.number.saturating_add(1);
         self.lines.next()
+    }
+
+    fn begins(&self, keyword: &str) -> bool {
+        let next = self.lines.clone().next();
+        next.is_some_and(|line| line.starts_with(keyword))
     }
 
     fn wrong(&self) -> SecretsError {
@@ -371,6 +461,30 @@ mod tests {
             "".parse::<Secrets>().err(),
             Some(SecretsError::Malformed(1))
         );
+    }
+
+    #[test]
+    fn without_the_identity_a_relay_is_by_a_key_of_that_identity_alone() {
+        let master = SigningKey::generate().expect("a key");
+        let secrets = Secrets::offline(master.public(), NOW).expect("made");
+        let again: Secrets = secrets.text().parse().expect("read");
+        assert!(again.is_offline() && again.text() == secrets.text());
+        assert_eq!(again.public().expect("a key").identity, master.public());
+        assert_eq!(again.identity(NOW).err(), Some(SecretsError::Offline));
+        assert_eq!(again.signing_key().err(), Some(SecretsError::Offline));
+        let issue = |master: &SigningKey| CertifiedSigningKey::issue(master, NOW, 3600);
+        let signing = issue(&master).expect("issued");
+        let by = |signing, now| again.identity_by(Some(signing), now);
+        let relay = by(&signing, NOW).expect("a relay");
+        assert_eq!(relay.peer().ed25519, master.public());
+        assert_eq!(by(&signing, NOW + 7201).err(), Some(SecretsError::Expired));
+        let other = issue(&SigningKey::generate().expect("a key")).expect("issued");
+        assert_eq!(by(&other, NOW).err(), Some(SecretsError::OtherIdentity));
+        let rotated = again.rotated(NOW).expect("rotated");
+        assert!(rotated.is_offline());
+        let here = Secrets::fresh(NOW).expect("made");
+        let moved = here.without_identity().expect("moved");
+        assert!(moved.is_offline() && moved.public() == here.public());
     }
 
     #[test]

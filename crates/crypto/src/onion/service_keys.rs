@@ -575,7 +575,7 @@ mod tests {
         let mut expanded = sha512(&[&seed]);
         let scalar: &mut [u8; 32] = expanded.first_chunk_mut().expect("64 bytes");
         *scalar = clamp_integer(*scalar);
-        let identity = ServiceIdentity::from_expanded(expanded.clone()).expect("a key");
+        let identity = ServiceIdentity::from_expanded(Expanded(expanded.clone())).expect("a key");
         let plain = BlindedSecret {
             expanded: Expanded(expanded),
             public: BlindedKey(*identity.address().key()),

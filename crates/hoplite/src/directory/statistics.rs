@@ -116,15 +116,16 @@ fn tell(total: &Total, json: bool) -> Result<(), Failure> {
         day,
         relays,
         value,
-        margin,
+        low,
+        high,
     } = total;
     let day = drawing::date(*day);
     if json {
         return say::json(&json!({
-            "figure": figure, "day": day, "relays": relays, "value": value, "margin": margin.round(),
+            "figure": figure, "day": day, "relays": relays, "value": value, "low": low.round(), "high": high.round(),
         }));
     }
     say::answer(format!(
-        "{day}  {figure:<34} {value:>20} ± {margin:<16.0} {relays} relays"
+        "{day}  {figure:<34} {value:>20}  {low:.0} to {high:.0}, {relays} relays"
     ))
 }

@@ -87,8 +87,11 @@ fn signature() -> impl Strategy<Value = Signature> {
 }
 
 fn signed() -> impl Strategy<Value = SignedDescriptor> {
-    (descriptor(), signature()).prop_map(|(descriptor, signature)| SignedDescriptor {
+    let certificate = option::of(vec(any::<u8>(), 1..=256));
+    let parts = (descriptor(), certificate, signature());
+    parts.prop_map(|(descriptor, certificate, signature)| SignedDescriptor {
         descriptor,
+        certificate,
         signature,
     })
 }

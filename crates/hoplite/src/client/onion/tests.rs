@@ -65,7 +65,7 @@ fn list(start: u64, mut relays: Vec<SignedDescriptor>, authority: u8) -> String 
         params: [].into(),
         shared_random: Default::default(),
         relays,
-        hsdirs: [].into(),
+        opinions: [].into(),
     };
     let key = key(authority);
     let signature = Signature(key.sign(list.text().as_bytes()));

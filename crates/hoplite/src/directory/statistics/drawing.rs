@@ -45,7 +45,7 @@ fn diagram(days: &[Total], (left, top): (f64, f64), out: &mut String) {
     let (Some(first), Some(last)) = (days.first(), days.last()) else {
         return;
     };
-    let ends = days.iter().map(|day| (low(day), high(day)));
+    let ends = days.iter().map(|day| (day.low, day.high));
     let (least, most) = ends.fold((0.0_f64, 1.0_f64), |all, day| {
         (all.0.min(day.0), all.1.max(day.1))
     });
@@ -80,21 +80,13 @@ fn diagram(days: &[Total], (left, top): (f64, f64), out: &mut String) {
         ));
     }
     for day in days {
-        let (x, low, high) = (x(day), y(low(day)), y(high(day)));
+        let (x, low, high) = (x(day), y(day.low), y(day.high));
         put(format_args!(
             "<line x1=\"{x:.1}\" y1=\"{low:.1}\" x2=\"{x:.1}\" y2=\"{high:.1}\" stroke=\"#9bc\" stroke-width=\"3\"/>\n\
              <circle cx=\"{x:.1}\" cy=\"{:.1}\" r=\"2\" fill=\"#036\"/>\n",
             y(value(day))
         ));
     }
-}
-
-fn low(day: &Total) -> f64 {
-    value(day) - day.margin
-}
-
-fn high(day: &Total) -> f64 {
-    value(day) + day.margin
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a point in a drawing")]
@@ -133,13 +125,14 @@ pub(super) fn date(day: u64) -> String {
 mod tests {
     use super::*;
 
-    fn total(figure: &str, day: u64, value: i64, margin: f64) -> Total {
+    fn total(figure: &str, day: u64, value: i64, (low, high): (f64, f64)) -> Total {
         Total {
             figure: figure.into(),
             day,
             relays: 3,
             value,
-            margin,
+            low,
+            high,
         }
     }
 
@@ -158,9 +151,9 @@ mod tests {
     #[test]
     fn each_day_is_a_point_with_its_bar_inside_the_picture() {
         let totals = [
-            total("a", 20_780, 100, 50.0),
-            total("a", 20_781, -10, 50.0),
-            total("b.443", 20_781, 0, 0.0),
+            total("a", 20_780, 100, (50.0, 150.0)),
+            total("a", 20_781, -10, (-60.0, 40.0)),
+            total("b.443", 20_781, 0, (0.0, 0.0)),
         ];
         let drawn = svg(&totals);
         assert_eq!(drawn.matches("<circle").count(), 3);
@@ -179,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_name_that_would_be_markup_is_left_out() {
-        let drawn = svg(&[total("<script>", 1, 1, 0.0)]);
+        let drawn = svg(&[total("<script>", 1, 1, (1.0, 1.0))]);
         assert!(!drawn.contains("script"));
     }
 }
