@@ -146,7 +146,6 @@ extra_lines =
 nickname = none
 country = ZZ
 measurement_threads = 1
-max_pending_results = 1
 [relayprioritizer]
 measure_authorities = on
 fraction_relays = 1.0
@@ -161,7 +160,7 @@ level = info
     found = {}
     while time.monotonic() < limit and scanner.alive():
         time.sleep(15)
-        subprocess.run(["sbws", "-c", config, "generate"], timeout=60, capture_output=True)
+        subprocess.run(["sbws", "-c", config, "generate", "--secs-away", "1"], timeout=60, capture_output=True)
         if made.exists():
             found = lines(made)[1]
             if all(int(found.get(name, {}).get("success", 0)) >= ROUNDS for name in SHAPED):

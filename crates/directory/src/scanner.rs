@@ -345,7 +345,8 @@ impl Scanner {
                 let is_other = !others.contains(&other.relay.identity);
                 is_other && (other.relay.exits || !must_exit)
             };
-            partner(partners.iter().filter(fits).collect(), enough, random)
+            let fitting: Vec<_> = partners.iter().filter(fits).collect();
+            partner(&fitting, enough, random)
         };
         match place {
             Place::First => Some(vec![relay, partner(&[relay], true)?]),
@@ -395,7 +396,7 @@ struct Partner<'a> {
 
 /// Of the relays that fit, the fastest first, some free one that does not hold the other up: one that is fast enough if there are some of them, else one of
 /// the fastest. The faster ones are taken more often, so that scanning costs each its share.
-fn partner(fitting: Vec<&Partner<'_>>, enough: u64, random: Random<'_>) -> Option<Key> {
+fn partner(fitting: &[&Partner<'_>], enough: u64, random: Random<'_>) -> Option<Key> {
     let fast = fitting.partition_point(|other| other.speed >= enough);
     let fastest = fitting.len().div_ceil(FAST).max(FEWEST_PARTNERS);
     let fast = fitting.iter().take(fast.max(fastest));
@@ -408,7 +409,7 @@ fn partner(fitting: Vec<&Partner<'_>>, enough: u64, random: Random<'_>) -> Optio
         drawn = drawn.saturating_sub(other.speed);
         is_here
     });
-    let chosen = chosen.or(free.first());
+    let chosen = chosen.or_else(|| free.first());
     chosen.map(|other| other.relay.identity)
 }
 

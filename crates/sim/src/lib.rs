@@ -15,5 +15,6 @@ pub mod random;
 pub mod relay;
 pub mod report;
 pub mod run;
+pub mod scan;
 
 pub use run::{Failed, Progress, Settings, Traffic, run};

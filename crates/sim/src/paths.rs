@@ -80,7 +80,7 @@ impl Listed {
     }
 }
 
-fn known(relay: &Descriptor, congestion_control: bool) -> Option<(Key, Relay)> {
+pub(crate) fn known(relay: &Descriptor, congestion_control: bool) -> Option<(Key, Relay)> {
     let ed25519 = relay.identity.0;
     let known = Relay {
         name: relay.name.as_str().into(),

@@ -399,7 +399,8 @@ pub(crate) fn target_access() -> Access {
     access_link(1000 * MEGABIT, 1000 * MEGABIT)
 }
 
-fn access_link(up: u64, down: u64) -> Access {
+/// As much waits as the faster direction sends in 50 ms.
+pub(crate) fn access_link(up: u64, down: u64) -> Access {
     let most = u128::from(up.max(down)) * QUEUE.as_nanos() / 1_000_000_000;
     let queue = u64::try_from(most).unwrap_or(u64::MAX);
     Access {

@@ -160,6 +160,36 @@ fn what_was_measured_is_the_weight_and_a_claim_is_a_cap() {
     );
 }
 
+#[test]
+fn relays_are_on_paths_as_often_as_they_were_measured_to_carry() {
+    let measured = [(11, 100_000), (12, 200_000), (13, 400_000)];
+    let opinions = measured.map(|(n, measured)| (n, RelayFlags::NONE, Some(measured)));
+    let network = seen(&opinions);
+    let constraints = PathConstraints {
+        hops: 1,
+        avoid: [public(14)].into(),
+        ..PathConstraints::default()
+    };
+    let mut state = 1u64;
+    let mut random = |below| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 20) % below
+    };
+    let mut counts = BTreeMap::<Key, u64>::new();
+    for _ in 0..7000 {
+        let path = network
+            .select_path(&constraints, &mut random)
+            .expect("a path");
+        *counts.entry(path[0].identity).or_default() += 1;
+    }
+    for (n, wanted) in [(11, 1000), (12, 2000), (13, 4000)] {
+        let found = counts[&public(n)];
+        assert!(found.abs_diff(wanted) * 100 <= wanted * 15, "{n}: {found}");
+    }
+}
+
 /// What one authority votes for relays 11 and 12, of which the second is found for half an hour of every three.
 #[test]
 fn a_relay_that_flaps_is_not_stable_and_none_of_that_is_lost_by_a_restart() {

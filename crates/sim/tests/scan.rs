@@ -1,0 +1,73 @@
+//! A scanner over relays with lines of 1 : 2 : 4, in virtual time: transfers, circuits and channels are the product's.
+
+use hoplite_channel::How;
+use hoplite_sim::scan::{Scanned, Settings, Shaped, scan};
+
+/// The lines of the relays that are looked at, in bytes a second: 0.25, 0.5 and 1 Mbit/s.
+const SHAPED: [u64; 3] = [31_250, 62_500, 125_000];
+/// Of the others.
+const FAST: u64 = 375_000;
+
+/// Behind four fast relays, which come last. `lie` is how many times what they have the first says that it has.
+fn scanned(seed: u64, channel: How, lie: u64) -> Scanned {
+    let honest = |rate: u64| Shaped {
+        rate,
+        says: rate * 2,
+    };
+    let mut relays: Vec<_> = SHAPED.into_iter().chain([FAST; 4]).map(honest).collect();
+    relays[0].says *= lie;
+    let settings = Settings {
+        relays,
+        seed,
+        channel,
+        results: 4,
+    };
+    scan(&settings).expect("scanned")
+}
+
+/// By how many percent each weight is off 1 : 2 : 4.
+fn off(weights: &[u64]) -> [i64; 3] {
+    let sum: u64 = weights[..3].iter().sum();
+    [0, 1, 2].map(|place| {
+        let wanted = (sum << place).cast_signed();
+        (weights[place].cast_signed() * 7 - wanted) * 100 / wanted
+    })
+}
+
+#[test]
+fn relays_with_lines_of_one_two_and_four_get_such_weights_and_a_tenfold_claim_gains_nothing() {
+    for channel in [How::Quic, How::Tls] {
+        let honest = scanned(1, channel, 1);
+        let lied = scanned(1, channel, 10);
+        println!(
+            "{channel:?}: {:?} {:?} % in {} s; with a liar {:?} {:?} %",
+            honest.weights,
+            off(&honest.weights),
+            honest.took.as_secs(),
+            lied.weights,
+            off(&lied.weights)
+        );
+        for scanned in [&honest, &lied] {
+            let off = off(&scanned.weights);
+            assert!(off.iter().all(|off| off.abs() <= 15), "{off:?}");
+        }
+        let (before, after) = (honest.weights[0], lied.weights[0]);
+        assert!(after * 100 <= before * 110, "{before} {after}");
+    }
+}
+
+#[test]
+fn one_seed_gives_one_scan() {
+    let one = || {
+        let relays = [250_000; 4].map(|rate| Shaped { rate, says: rate });
+        let settings = Settings {
+            relays: relays.to_vec(),
+            seed: 7,
+            channel: How::Quic,
+            results: 1,
+        };
+        let scanned = scan(&settings).expect("scanned");
+        (scanned.weights, scanned.took, scanned.sent)
+    };
+    assert_eq!(one(), one());
+}
