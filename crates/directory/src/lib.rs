@@ -30,8 +30,7 @@ pub use check::{Refused, RelayKey, Trust, said_by_holder, sign_descriptor};
 pub use client::{Client, Heard, ListChecker, Offered};
 pub use fetch::{
     DIFF_FROM, FetchError, PROOF, fetch, fetch_descriptor, publish_descriptor, upload,
-    upload_statistics,
-    upload_to_tor,
+    upload_statistics, upload_to_tor,
 };
 pub use guards::{Guard, Guards, Suspect};
 pub use hsdirs::{HsDirs, PlacedRing};

@@ -12,7 +12,7 @@ use hoplite_crypto::{Certificates, Identity, Pin, Proof, SigningKey};
 use hoplite_directory::{HsDirs, PROOF, Store, said_by_holder, sign_descriptor};
 use hoplite_wire::{
     OnionKey, Protocols,
-    directory::{Descriptor, Key, List, Roles, SignedDescriptor, SignedList, Stage},
+    directory::{Descriptor, Key, List, RelayFlags, Roles, SignedDescriptor, SignedList, Stage},
 };
 
 use rustix::process::Signal;
@@ -680,7 +680,10 @@ fn a_list_names_the_relays_that_keep_descriptors_of_onion_services_and_draws_a_v
         assert_eq!(list.shared_random.commitments.len(), 1);
     };
     assert_eq!(list.params["hsdir-interval"], 1440);
-    let hsdirs: Vec<_> = list.hsdirs.iter().map(Key::to_string).collect();
+    let hsdirs: Vec<_> = list
+        .flagged(RelayFlags::HSDIR)
+        .map(Key::to_string)
+        .collect();
     assert_eq!(hsdirs, [identity]);
     let hsdirs = HsDirs::of_list(&list).expect("for onion services");
     assert_eq!(hsdirs.len(), 1);

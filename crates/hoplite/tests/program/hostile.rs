@@ -1,7 +1,7 @@
 //! Hostile participants of a directory, from outside: an authority that shows each of the others something else, and who asks for too much.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs,
     io::{Read, Write},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
@@ -38,7 +38,7 @@ fn lie(at: u64, relays: Vec<SignedDescriptor>) -> (String, String) {
         params: BTreeMap::new(),
         shared_random: SharedRandomLines::default(),
         relays,
-        hsdirs: BTreeSet::new(),
+        opinions: BTreeMap::new(),
     };
     let voter = Key(liar().public());
     let vote = sha256(list.text().as_bytes());

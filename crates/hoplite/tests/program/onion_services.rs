@@ -18,7 +18,7 @@ use hoplite_crypto::onion::{
     client_authorisation::ClientSecret,
     service_keys::{OnionAddress, ServiceIdentity},
 };
-use hoplite_wire::directory::{SignedList, Stage};
+use hoplite_wire::directory::{RelayFlags, SignedList, Stage};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -101,7 +101,7 @@ fn is_ready(port: u16) -> bool {
     let answer = get(port, "/hoplite/list");
     let (_, text) = answer.split_once("\r\n\r\n").expect("an answer");
     let list = SignedList::parse(text, Stage::List).expect("a list").list;
-    list.shared_random.current.is_some() && list.hsdirs.len() == 4
+    list.shared_random.current.is_some() && list.flagged(RelayFlags::HSDIR).count() == 4
 }
 
 /// The SOCKS reply code, and the stream to a port of a name that stands if it is 0.
