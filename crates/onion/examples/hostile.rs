@@ -28,7 +28,7 @@
 )]
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     net::{IpAddr, SocketAddr},
     sync::{
         Arc,
@@ -693,7 +693,7 @@ impl TwoFaced {
             params: BTreeMap::new(),
             shared_random: SharedRandomLines::default(),
             relays: relays.clone(),
-            hsdirs: BTreeSet::new(),
+            opinions: BTreeMap::new(),
         };
         let commitment = Commitment {
             valid_after: at,
