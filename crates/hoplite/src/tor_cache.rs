@@ -102,10 +102,13 @@ impl TorCache {
     }
 
     async fn take(mut self, renewed: Renewed) -> Option<Self> {
-        let came = renewed.came();
+        let (came, before) = (renewed.came(), self.known.valid_after());
         match self.known.take(renewed) {
             Ok(Ok(_)) => {
-                self.tries = 0;
+                // Else it is the one that is here, of which something was missing and may be for long.
+                if self.known.valid_after() > before {
+                    self.tries = 0;
+                }
                 info!(
                     bytes = came.bytes,
                     as_difference = came.as_difference,
@@ -126,7 +129,7 @@ impl TorCache {
 
     /// Hands all that is kept to whoever gives it: compressing takes its time, where nothing else waits for this thread.
     async fn give(self) -> Option<Self> {
-        let done = spawn_blocking(move || {
+        let work = spawn_blocking(move || {
             let mut cache = self;
             match cache.known.cached() {
                 Ok(Some(cached)) => cache
@@ -137,7 +140,13 @@ impl TorCache {
             }
             cache
         });
-        done.await.ok()
+        let done = work.await.ok();
+        if done.is_none() {
+            warn!(
+                "the directory cache has broken off, and gives on what it had: please report this"
+            );
+        }
+        done
     }
 
     /// In an order that nobody can guess: no authority is asked first by all.

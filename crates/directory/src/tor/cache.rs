@@ -90,8 +90,7 @@ impl Client {
     pub fn caching(trust: Trust, mut store: Store, now: u64) -> Result<Self, StoreError> {
         let kept = store.tor_documents()?.unwrap_or_default();
         let mut client = Self::new(trust, store, now)?;
-        let newest = client.newest.as_ref();
-        let valid_after = newest.map_or(0, |newest| newest.network.valid_after);
+        let valid_after = client.valid_after();
         let found = Microdescriptor::parse_all(&kept.microdescriptors).unwrap_or_default();
         let digests = found.iter().map(|one| sha256(one.text.as_bytes()));
         client.keeps = Keeps {
@@ -110,6 +109,12 @@ impl Client {
         };
         let half = self.interval() / 2;
         network.fresh_until.saturating_add(random(half.max(1)))
+    }
+
+    /// From when the newest consensus holds, in seconds since 1970; 0 without one.
+    pub fn valid_after(&self) -> u64 {
+        let newest = self.newest.as_ref();
+        newest.map_or(0, |newest| newest.network.valid_after)
     }
 
     /// How often there is another consensus, in seconds, as the newest says; 0 without one.
