@@ -54,6 +54,8 @@ impl Traffic {
         // Those that have ended go before there is room for more of them.
         if channels.len() == channels.capacity() {
             channels.retain(|one| one.flow.strong_count() > 0);
+            let open = channels.len();
+            channels.reserve(open.saturating_add(1));
         }
         channels.push(Entered {
             flow: Arc::downgrade(&flow),

@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn kinds_of_certificates_and_keys_are_those_of_the_specification() {
         let kinds: Vec<_> = CertKind::KNOWN.iter().map(|(kind, _)| kind.0).collect();
-        assert_eq!(kinds, [4, 5, 6, 8, 9, 10, 11]);
+        assert_eq!(kinds, [4, 5, 6, 8, 9, 10, 11, 12]);
         assert_eq!(CertKind::NTOR_CROSS.0, 0x0a);
         let kinds: Vec<_> = KeyKind::KNOWN.iter().map(|(kind, _)| kind.0).collect();
         assert_eq!(kinds, [1, 2, 3]);
