@@ -53,15 +53,15 @@ impl RelayState {
         let rest = text
             .strip_prefix(FIRST)
             .and_then(|rest| rest.strip_prefix('\n'));
-        let mut rest = rest.filter(|rest| rest.len() <= EXTRA_INFO);
-        let mut rest = rest.take().ok_or(wrong(1, "no state of a relay"))?;
+        let rest = rest.filter(|rest| rest.len() <= EXTRA_INFO);
+        let mut rest = rest.ok_or_else(|| wrong(1, "no state of a relay"))?;
         let mut observed: Vec<Observed> = Vec::new();
         while let Some(line) = rest.strip_prefix(OBSERVED) {
             let number = observed.len().saturating_add(2);
-            let (line, after) = line.split_once('\n').ok_or(wrong(number, "cut"))?;
+            let (line, after) = line.split_once('\n').ok_or_else(|| wrong(number, "cut"))?;
             let day = day(line).filter(|day| observed.last().is_none_or(|last| last.day < day.day));
             let day = day.filter(|_| observed.len() < DAYS);
-            observed.push(day.ok_or(wrong(number, "observed bandwidth"))?);
+            observed.push(day.ok_or_else(|| wrong(number, "observed bandwidth"))?);
             rest = after;
         }
         let before = observed.len().saturating_add(1);

@@ -70,11 +70,11 @@ impl RelayStatistics {
         let text = text.strip_suffix('\n').filter(|_| fits);
         let (before, signature) = text
             .and_then(|text| text.rsplit_once('\n'))
-            .ok_or(wrong(1, "too long, cut, or not ASCII"))?;
+            .ok_or_else(|| wrong(1, "too long, cut, or not ASCII"))?;
         let signature = signature.strip_prefix(SIGNATURE);
         let signature = signature.and_then(|signature| signature.parse().ok());
-        let signature =
-            signature.ok_or(wrong(before.lines().count().saturating_add(1), "signature"))?;
+        let signature = signature
+            .ok_or_else(|| wrong(before.lines().count().saturating_add(1), "signature"))?;
         let signed = text
             .and_then(|text| text.get(..=before.len()))
             .unwrap_or_default();
@@ -90,9 +90,9 @@ impl RelayStatistics {
         };
         let rest = signed
             .strip_prefix(FIRST)
-            .ok_or(wrong(1, "no statistics of version 1"))?;
-        let (identity, rest) = rest.split_once('\n').ok_or(wrong(2, "identity"))?;
-        let (published, lines) = rest.split_once('\n').ok_or(wrong(3, "published"))?;
+            .ok_or_else(|| wrong(1, "no statistics of version 1"))?;
+        let (identity, rest) = rest.split_once('\n').ok_or_else(|| wrong(2, "identity"))?;
+        let (published, lines) = rest.split_once('\n').ok_or_else(|| wrong(3, "published"))?;
         let published = published.strip_prefix(PUBLISHED);
         let published = published.and_then(|seconds| seconds.parse().ok());
         let statistics =
@@ -104,7 +104,7 @@ impl RelayStatistics {
         Ok(Signed {
             told: Self {
                 identity: identity.parse().map_err(|_| wrong(2, "identity"))?,
-                published: published.ok_or(wrong(3, "published"))?,
+                published: published.ok_or_else(|| wrong(3, "published"))?,
                 statistics,
             },
             signed,

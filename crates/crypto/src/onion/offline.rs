@@ -111,12 +111,15 @@ impl FromStr for CertifiedSigningKey {
         let wrong = NoSigningKey::Malformed;
         let text = text.get(..text.len().min(TEXT)).unwrap_or_default();
         let mut lines = text.lines();
-        lines.next().filter(|line| *line == HEAD).ok_or(wrong(1))?;
+        lines
+            .next()
+            .filter(|line| *line == HEAD)
+            .ok_or_else(|| wrong(1))?;
         let certificate = lines
             .next()
             .and_then(|line| line.strip_prefix("certificate "));
         let certificate = certificate.and_then(|text| URL_SAFE_NO_PAD.decode(text).ok());
-        let certificate = certificate.ok_or(wrong(2))?;
+        let certificate = certificate.ok_or_else(|| wrong(2))?;
         let mut seed = Zeroizing::new([0; 32]);
         let secret = lines.next().and_then(|line| line.strip_prefix("secret "));
         let secret = secret.filter(|text| text.len() == 43);
