@@ -31,6 +31,9 @@ def network(lab, names, bandwidths):
         list(pool.map(Tor.certify, authorities))
     for tor in authorities:
         tor.torrc += f"V3BandwidthsFile {bandwidths}\nConsensusParams ExtendByEd25519ID=1\n"
+    for tor in fast:
+        # sbws measures exits behind relays that are none.
+        tor.torrc = tor.torrc.replace("ExitPolicy accept *:*", "ExitPolicy reject *:*").replace("ExitRelay 1", "ExitRelay 0")
     for tor, rate in zip(shaped, SHAPED.values()):
         # Else what comes from loopback is not shaped.
         tor.torrc += f"CountPrivateBandwidth 1\nBandwidthRate {rate * 1000} bytes\nBandwidthBurst {rate * 1000} bytes\n"
@@ -154,12 +157,16 @@ min_relays = 8
 to_file = no
 level = info
 """)
-    scanner = lab.run("sbws", ["sbws", "-c", config, "scanner"])
     made = home / "v3bw" / "latest.v3bw"
     limit = time.monotonic() + int(os.environ.get("SBWS_SECONDS", "600"))
-    found = {}
-    while time.monotonic() < limit and scanner.alive():
-        time.sleep(15)
+    found, loops = {}, 0
+    while time.monotonic() < limit:
+        # In a testing network it ends after each loop.
+        loops += 1
+        scanner = lab.run(f"sbws-{loops}", ["sbws", "-c", config, "scanner"])
+        while scanner.alive() and time.monotonic() < limit:
+            time.sleep(1)
+        scanner.stop()
         subprocess.run(["sbws", "-c", config, "generate", "--secs-away", "1"], timeout=60, capture_output=True)
         if made.exists():
             found = lines(made)[1]
@@ -172,7 +179,6 @@ level = info
     if all(name in found for name in SHAPED):
         print(f"     sbws: off by {ratios([int(found[name]['bw']) for name in SHAPED])} % (weights), "
               f"{ratios([int(found[name].get('bw_median', 1)) for name in SHAPED])} % (medians)", flush=True)
-    scanner.stop()
 
 
 def main():

@@ -32,6 +32,8 @@ use crate::{
 
 /// When it begins, in seconds since 1970: nobody looks.
 const BEGINS: u64 = 1_790_000_000;
+/// A scan that takes longer finds nothing.
+const MOST: Duration = Duration::from_secs(86_400);
 /// How often is looked what there is to do.
 const TURN: Duration = Duration::from_secs(1);
 
@@ -168,6 +170,9 @@ impl World {
 
     async fn scan(mut self) -> Result<Scanned, Failed> {
         while !self.is_done() {
+            if self.began.elapsed() > MOST {
+                return Err(Failed::Wrong("the relays cannot be measured in a day"));
+            }
             let (now, random) = (self.now(), &mut self.random);
             let mut random = |below| random.below(below);
             let mut begun = Vec::new();

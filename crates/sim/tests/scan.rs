@@ -6,7 +6,7 @@ use hoplite_sim::scan::{Scanned, Settings, Shaped, scan};
 /// The lines of the relays that are looked at, in bytes a second: 0.25, 0.5 and 1 Mbit/s.
 const SHAPED: [u64; 3] = [31_250, 62_500, 125_000];
 /// Of the others.
-const FAST: u64 = 375_000;
+const FAST: u64 = 250_000;
 
 /// Behind four fast relays, which come last. `lie` is how many times what they have the first says that it has.
 fn scanned(seed: u64, channel: How, lie: u64) -> Scanned {
@@ -20,7 +20,7 @@ fn scanned(seed: u64, channel: How, lie: u64) -> Scanned {
         relays,
         seed,
         channel,
-        results: 4,
+        results: 2,
     };
     scan(&settings).expect("scanned")
 }
@@ -36,30 +36,26 @@ fn off(weights: &[u64]) -> [i64; 3] {
 
 #[test]
 fn relays_with_lines_of_one_two_and_four_get_such_weights_and_a_tenfold_claim_gains_nothing() {
-    for channel in [How::Quic, How::Tls] {
-        let honest = scanned(1, channel, 1);
-        let lied = scanned(1, channel, 10);
+    let runs = [(How::Quic, 1), (How::Tls, 1), (How::Quic, 10)];
+    let weights = runs.map(|(channel, lie)| {
+        let scanned = scanned(1, channel, lie);
+        let off = off(&scanned.weights);
         println!(
-            "{channel:?}: {:?} {:?} % in {} s; with a liar {:?} {:?} %",
-            honest.weights,
-            off(&honest.weights),
-            honest.took.as_secs(),
-            lied.weights,
-            off(&lied.weights)
+            "{channel:?}, {lie} times: {:?}, {off:?} % in {} s",
+            scanned.weights,
+            scanned.took.as_secs()
         );
-        for scanned in [&honest, &lied] {
-            let off = off(&scanned.weights);
-            assert!(off.iter().all(|off| off.abs() <= 15), "{off:?}");
-        }
-        let (before, after) = (honest.weights[0], lied.weights[0]);
-        assert!(after * 100 <= before * 110, "{before} {after}");
-    }
+        assert!(off.iter().all(|off| off.abs() <= 15), "{off:?}");
+        scanned.weights[0]
+    });
+    let [before, _, after] = weights;
+    assert!(after * 100 <= before * 110, "{before} {after}");
 }
 
 #[test]
 fn one_seed_gives_one_scan() {
     let one = || {
-        let relays = [250_000; 4].map(|rate| Shaped { rate, says: rate });
+        let relays = [60_000; 4].map(|rate| Shaped { rate, says: rate });
         let settings = Settings {
             relays: relays.to_vec(),
             seed: 7,

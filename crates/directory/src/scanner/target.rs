@@ -138,7 +138,7 @@ async fn answer(
     let Some(mut transfer) = asked else {
         let refusal = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
         stream.write_all(refusal.as_bytes()).await?;
-        return stream.shutdown().await;
+        return finish(&mut stream, ASK).await;
     };
     match transfer.direction {
         Direction::Down => {
@@ -155,7 +155,21 @@ async fn answer(
             stream.write_all(done.as_bytes()).await?;
         }
     }
-    stream.shutdown().await
+    finish(&mut stream, PATIENCE).await
+}
+
+/// Says that nothing more comes, and waits until the other end has it all: what is closed before may be lost on its way.
+async fn finish(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    patience: Duration,
+) -> io::Result<()> {
+    stream.shutdown().await?;
+    let mut rest = [0; 512];
+    let closed = async {
+        while stream.read(&mut rest).await? > 0 {}
+        Ok(())
+    };
+    timeout(patience, closed).await.unwrap_or(Ok(()))
 }
 
 /// Writes all of it.
