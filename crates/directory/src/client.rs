@@ -7,8 +7,8 @@ use hoplite_overlay::Overlay;
 use hoplite_wire::directory::{List, SignedList, Source, Stage, split_signed};
 
 use crate::{
-    FetchError, Refused, Store, StoreError, Trust, check::check_list_with, fetch::fetch_list,
-    list_cache::KnownText,
+    FetchError, Lifetime, Refused, Store, StoreError, Trust, check::check_list_with,
+    fetch::fetch_list, list_cache::KnownText,
 };
 
 /// What a list that was believed meant to us.
@@ -85,6 +85,14 @@ fn is_written(list: &List, body: &str) -> bool {
     body.starts_with(&head) && list.text() == body
 }
 
+fn lifetime(list: &List) -> Lifetime {
+    Lifetime {
+        valid_after: list.valid_after,
+        fresh_until: list.fresh_until,
+        valid_until: list.valid_until,
+    }
+}
+
 impl Client {
     /// What `store` has, as far as these authorities have signed it: a list of another directory neither serves nor hinders.
     ///
@@ -129,17 +137,14 @@ impl Client {
         self.newest.as_ref().is_some_and(|newest| newest.split)
     }
 
-    /// When to ask again: at a moment of the two thirds of the last that are left when the list is no longer fresh, so that clients do not
-    /// come all at once and authorities learn nothing from the moment. `random` gives a number below its argument.
+    /// When to ask again ([`Lifetime::next_list`]): authorities learn nothing from the moment. `random` gives a number below its argument.
     pub fn next(&self, now: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
         // A split one has been as fresh as any other: the next is due when it is over.
         let newest = self.newest.as_ref().map(|newest| &newest.list.list);
         let (Ok(Some(_)), Some(newest)) = (self.list(now), newest) else {
             return now;
         };
-        let (fresh, until) = (newest.fresh_until, newest.valid_until);
-        let room = until.saturating_sub(fresh) / 3 * 2;
-        fresh.saturating_add(random(room.max(1)))
+        lifetime(newest).next_list(random)
     }
 
     /// Who judges answers.
@@ -236,14 +241,13 @@ impl Client {
         &mut self.store
     }
 
-    /// When a relay that keeps the list for others asks again: before almost all clients do. `random` gives a number below its argument.
+    /// When a relay that keeps the list for others asks again ([`Lifetime::next_list_of_cache`]). `random` gives a number below its argument.
     pub fn next_of_cache(&self, now: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
         let newest = self.newest.as_ref().map(|newest| &newest.list.list);
         let (Ok(Some(_)), Some(newest)) = (self.list(now), newest) else {
             return now;
         };
-        let room = newest.valid_until.saturating_sub(newest.fresh_until) / 16;
-        newest.fresh_until.saturating_add(random(room.max(1)))
+        lifetime(newest).next_list_of_cache(random)
     }
 
     /// Where relays of the list that is used keep it for others.

@@ -36,7 +36,7 @@ use hoplite_wire::{
     tor::{Consensus, Flags, KeyCertificate, Microdescriptor, Router, Signature, TEXT},
 };
 
-use crate::{FetchError, Refused, fetch};
+use crate::{FetchError, Lifetime, Refused, fetch};
 
 const CONSENSUS: &str = "/tor/status-vote/current/consensus-microdesc";
 const CERTIFICATES: &str = "/tor/keys/all";
@@ -96,6 +96,15 @@ impl Network {
         let found = found.iter();
         let named = found.map(|one| (sha256(one.text.as_bytes()), Arc::new(Described::of(one))));
         Ok(Self::of(consensus, &named.collect()))
+    }
+
+    /// For how long its consensus holds.
+    pub fn lifetime(&self) -> Lifetime {
+        Lifetime {
+            valid_after: self.valid_after,
+            fresh_until: self.fresh_until,
+            valid_until: self.valid_until,
+        }
     }
 
     /// The relays of a consensus that are described.

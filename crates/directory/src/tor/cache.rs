@@ -101,14 +101,12 @@ impl Client {
         Ok(client)
     }
 
-    /// When a cache asks for another: "at a randomly chosen time in the first half-interval after its current consensus stops being fresh". `random`
-    /// gives a number below its argument.
+    /// When a cache asks for another ([`crate::Lifetime::next_consensus_of_cache`]). `random` gives a number below its argument.
     pub fn next_of_cache(&self, now: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
         let Ok(Some(network)) = self.network(now) else {
             return now;
         };
-        let half = self.interval() / 2;
-        network.fresh_until.saturating_add(random(half.max(1)))
+        network.lifetime().next_consensus_of_cache(random)
     }
 
     /// From when the newest consensus holds, in seconds since 1970; 0 without one.

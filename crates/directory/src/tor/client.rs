@@ -95,16 +95,12 @@ impl Client {
         Ok(Some(&newest.network))
     }
 
-    /// When to ask for another: "chosen uniformly at random from the interval between the time 3/4 into the first interval after the consensus is no
-    /// longer fresh, and 7/8 of the time remaining after that before the consensus is invalid". `random` gives a number below its argument.
+    /// When to ask for another ([`crate::Lifetime::next_consensus`]). `random` gives a number below its argument.
     pub fn next(&self, now: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
         let Ok(Some(network)) = self.network(now) else {
             return now;
         };
-        let interval = network.fresh_until.saturating_sub(network.valid_after);
-        let begins = network.fresh_until.saturating_add(interval / 4 * 3);
-        let room = network.valid_until.saturating_sub(begins) / 8 * 7;
-        begins.saturating_add(random(room.max(1)))
+        network.lifetime().next_consensus(random)
     }
 
     /// What a renewal goes by.
