@@ -9,6 +9,7 @@
 //! Real sockets and real time (`lab`), the configuration files of the product (`hoplite`), analysis beyond a table (`lab`).
 
 mod client;
+pub mod directory;
 pub mod net;
 mod paths;
 pub mod random;

@@ -1,4 +1,4 @@
-//! `hoplite-sim`: runs a network of relays and clients in virtual time, and says how it went. docs/sim.md.
+//! `hoplite-sim`: runs a network of relays and clients in virtual time, or its directory alone, and says how it went. docs/sim.md.
 
 use std::{
     path::PathBuf,
@@ -12,10 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use hoplite_channel::How;
 use hoplite_sim::{
-    Failed, Progress, Settings, Traffic,
+    Failed, Progress, Settings, Traffic, directory,
     report::Outcome,
     report::{self, Summary},
     run,
@@ -24,8 +24,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 /// Relays and clients of circuits in one process and in virtual time.
 #[derive(Debug, Parser)]
-#[command(name = "hoplite-sim", version)]
+#[command(name = "hoplite-sim", version, args_conflicts_with_subcommands = true)]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Relays; every third is an exit too.
     #[arg(long, default_value_t = 40)]
     relays: usize,
@@ -85,6 +87,66 @@ struct Args {
     json: bool,
 }
 
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// The directory's traffic: what authorities and relays give, and what clients take to begin and to renew.
+    Directory(DirectoryArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct DirectoryArgs {
+    /// Relays of each list.
+    #[arg(long, default_value_t = 1000)]
+    relays: usize,
+    /// Clients, which begin at some time of the first half.
+    #[arg(long, default_value_t = 2000)]
+    clients: usize,
+    /// Authorities.
+    #[arg(long, default_value_t = 3)]
+    authorities: usize,
+    /// Virtual hours; there is a list each hour.
+    #[arg(long, default_value_t = 24)]
+    hours: usize,
+    /// Everything is drawn from it: one seed, one outcome.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// After so many hours a relay says its descriptor again.
+    #[arg(long, default_value_t = 1)]
+    every: u64,
+    /// The share of relays that go within an hour, from 0 to 1; others come in their place.
+    #[arg(long, default_value_t = 0.01)]
+    leave: f64,
+    /// The share whose measured bandwidth is another after an hour.
+    #[arg(long, default_value_t = 0.1)]
+    remeasured: f64,
+    /// The share that gets or loses the flag Stable in an hour.
+    #[arg(long, default_value_t = 0.01)]
+    reflagged: f64,
+    /// A consensus of Tor's with microdescriptors (`cached-microdesc-consensus` of C tor's DataDirectory), whose relays are sampled; without it relays
+    /// that were made up are.
+    #[arg(long)]
+    population: Option<PathBuf>,
+    /// Prints the report as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl DirectoryArgs {
+    fn settings(&self) -> directory::Settings {
+        directory::Settings {
+            relays: self.relays,
+            clients: self.clients,
+            authorities: self.authorities,
+            hours: self.hours,
+            seed: self.seed,
+            every: self.every,
+            leave: self.leave,
+            remeasured: self.remeasured,
+            reflagged: self.reflagged,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Kill(usize, Duration);
 
@@ -142,6 +204,9 @@ impl Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(Command::Directory(args)) = &args.command {
+        return directory_traffic(args);
+    }
     let settings = match args.settings() {
         Ok(settings) => settings,
         Err(why) => return fail(&format!("reading the options: {why}"), 2),
@@ -152,6 +217,29 @@ fn main() -> ExitCode {
         Err(wrong @ Failed::Wrong(_)) => fail(&wrong.to_string(), 2),
         Err(failed) => fail(&failed.to_string(), 1),
     }
+}
+
+#[expect(clippy::print_stdout, reason = "what the user asked for")]
+fn directory_traffic(args: &DirectoryArgs) -> ExitCode {
+    let read = args.population.as_ref().map(std::fs::read_to_string);
+    let population = match read.transpose() {
+        Ok(population) => population,
+        Err(error) => return fail(&format!("reading the population: {error}"), 2),
+    };
+    let population = population.as_deref().unwrap_or(directory::SYNTHETIC);
+    let report = match directory::run(&args.settings(), population) {
+        Ok(report) => report,
+        Err(wrong) => return fail(&wrong.to_string(), 2),
+    };
+    if args.json {
+        match serde_json::to_string(&report) {
+            Ok(line) => println!("{line}"),
+            Err(error) => return fail(&format!("writing the report: {error}"), 1),
+        }
+    } else {
+        print!("{report}");
+    }
+    ExitCode::SUCCESS
 }
 
 /// Runs with a progress bar where there is a terminal.

@@ -305,8 +305,8 @@ fn seconds(text: &str) -> Option<u64> {
     minutes.checked_mul(60)?.checked_add(seconds)
 }
 
-/// The same written, until the year 2200.
-fn date(seconds: u64) -> String {
+/// A time in seconds since 1970 as documents of Tor's have it, until the year 2200.
+pub fn date(seconds: u64) -> String {
     let (mut days, clock) = (seconds / 86_400, seconds % 86_400);
     let mut year = 1970;
     while year < 2200 && days >= 365 + u64::from(is_leap(year)) {

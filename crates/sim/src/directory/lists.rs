@@ -1,0 +1,260 @@
+//! The lists of ours of one network, an hour after the other, as authorities make and sign them, and what relays that keep them answer: `ListCache`,
+//! which relays have. docs/directory.md, "What is written" and "Caches".
+
+use std::collections::{BTreeMap, HashMap};
+
+use hoplite_crypto::{SigningKey, onion::rsa::sha256};
+use hoplite_directory::{ListCache, sign_descriptor};
+use hoplite_wire::{
+    Protocols,
+    directory::{
+        Descriptor, Key, List, Opinion, Ports, RelayFlags, Roles, SharedRandomLines, Signature,
+        SignedDescriptor, SignedList, Stage,
+    },
+    tor::Flags,
+};
+use zeroize::Zeroizing;
+
+use super::{
+    Settings, Wrong, lifetime,
+    population::{Listed, Population},
+};
+use crate::random::Random;
+
+/// The port at which caches answer.
+const CACHE_PORT: u16 = 9031;
+
+/// What is given of lists.
+#[derive(Debug)]
+pub struct Lists {
+    /// By the hour.
+    hours: Vec<Given>,
+}
+
+#[derive(Debug)]
+struct Given {
+    list: SignedList,
+    /// SHA-256 of it without its signatures.
+    hash: [u8; 32],
+    /// What relays have that have been there from the beginning.
+    cache: ListCache,
+}
+
+impl Lists {
+    /// Signs and writes all of them.
+    ///
+    /// # Errors
+    /// Something cannot be signed or written: a bug.
+    pub fn made(population: &Population, settings: &Settings) -> Result<Self, Wrong> {
+        let authorities =
+            (0..settings.authorities).map(|number| key(settings, "authority", number));
+        let authorities = authorities.collect::<Result<Vec<_>, _>>()?;
+        let mut signed = Descriptors::new(settings);
+        let mut hours: Vec<Given> = Vec::with_capacity(settings.hours);
+        for (hour, listed) in population.hours.iter().enumerate() {
+            let list = list(hour, listed, population, &mut signed)?;
+            let text = list.text();
+            let sign = |key: &SigningKey| (Key(key.public()), Signature(key.sign(text.as_bytes())));
+            let list = SignedList {
+                signatures: authorities.iter().map(sign).collect(),
+                list,
+            };
+            let before = hours.last().map(|given| given.cache.clone());
+            hours.push(Given {
+                hash: sha256(text.as_bytes()),
+                cache: before.unwrap_or_default().with(&list),
+                list,
+            });
+        }
+        Ok(Self { hours })
+    }
+
+    /// The list of an hour.
+    pub fn list(&self, hour: usize) -> Option<&SignedList> {
+        self.hours.get(hour).map(|given| &given.list)
+    }
+
+    /// Bytes of an hour's list.
+    pub fn whole(&self, hour: usize) -> u64 {
+        self.answer(None, hour)
+    }
+
+    /// Bytes that a relay with the list of an hour answers to who has an earlier one, or this, and says so.
+    pub fn difference(&self, from: usize, hour: usize) -> u64 {
+        self.answer(self.hours.get(from).map(|given| &given.hash), hour)
+    }
+
+    fn answer(&self, known: Option<&[u8; 32]>, hour: usize) -> u64 {
+        let answer = self
+            .hours
+            .get(hour)
+            .and_then(|given| given.cache.answer(known));
+        answer.map_or(0, |answer| u64::try_from(answer.len()).unwrap_or(u64::MAX))
+    }
+}
+
+fn key(settings: &Settings, purpose: &str, number: usize) -> Result<SigningKey, Wrong> {
+    let seed = Random::new(settings.seed, purpose, number).bytes();
+    SigningKey::from_seed(Zeroizing::new(seed)).map_err(|_| Wrong("a key cannot be made"))
+}
+
+/// What relays say of themselves, each of it signed once.
+struct Descriptors<'a> {
+    settings: &'a Settings,
+    /// By the relay, with when its onion key was which.
+    last: HashMap<usize, (u64, SignedDescriptor)>,
+}
+
+impl<'a> Descriptors<'a> {
+    fn new(settings: &'a Settings) -> Self {
+        Self {
+            settings,
+            last: HashMap::new(),
+        }
+    }
+
+    fn of(&mut self, listed: &Listed, population: &Population) -> Result<SignedDescriptor, Wrong> {
+        let known = self.last.get(&listed.relay);
+        let same = known.filter(|(onion, signed)| {
+            *onion == listed.onion && signed.descriptor.published == listed.published
+        });
+        if let Some((_, signed)) = same {
+            return Ok(signed.clone());
+        }
+        let relay = population.relays.get(listed.relay);
+        let relay = relay.ok_or(Wrong("a list has a relay that is not there"))?;
+        let flags = relay.member.flags;
+        let said = said(listed, flags, relay.member.weight, self.settings.seed);
+        let key = key(self.settings, "identity", listed.relay)?;
+        let signed = sign_descriptor(said, &key);
+        let signed = signed.map_err(|_| Wrong("a descriptor cannot be written"))?;
+        self.last
+            .insert(listed.relay, (listed.onion, signed.clone()));
+        Ok(signed)
+    }
+}
+
+fn said(listed: &Listed, flags: Flags, weight: u64, seed: u64) -> Descriptor {
+    let number = listed.relay;
+    let onion = Random::new(seed, &format!("onion key {}", listed.onion), number).bytes();
+    let egress = flags.has(Flags::EXIT) && !flags.has(Flags::BAD_EXIT);
+    let octets = u32::try_from(number).unwrap_or(u32::MAX).to_be_bytes();
+    let [_, high, middle, low] = octets;
+    let word = u16::from_be_bytes([middle, low]);
+    let mut addresses = vec![([44, high, middle, low], 443).into()];
+    if number.is_multiple_of(2) {
+        addresses.push(([0x2001, 0xdb8, u16::from(high), word, 0, 0, 0, 1], 443).into());
+    }
+    Descriptor {
+        name: format!("relay{number}"),
+        // Signing puts it in.
+        identity: Key([0; 32]),
+        published: listed.published,
+        addresses,
+        pin: None,
+        onion: Some(onion),
+        roles: Roles {
+            ingress: true,
+            egress,
+        },
+        region: Some("de".to_owned()),
+        operator: Some(format!("operator{}.example.org", number / 4)),
+        family: Vec::new(),
+        bandwidth: weight.saturating_mul(1000),
+        exit: Ports::except(&[25]).filter(|_| egress),
+        tokens: None,
+        hsdir: flags.has(Flags::HS_DIR),
+        protocols: Protocols::CONFLUX.and(Protocols::CGO),
+        cache: flags.has(Flags::V2_DIR).then_some(CACHE_PORT),
+    }
+}
+
+fn list(
+    hour: usize,
+    listed: &[Listed],
+    population: &Population,
+    signed: &mut Descriptors<'_>,
+) -> Result<List, Wrong> {
+    let mut relays = Vec::with_capacity(listed.len());
+    let mut opinions = BTreeMap::new();
+    for one in listed {
+        let descriptor = signed.of(one, population)?;
+        opinions.insert(descriptor.descriptor.identity, opinion(one, population));
+        relays.push(descriptor);
+    }
+    relays.sort_by_key(|relay| relay.descriptor.identity);
+    let lifetime = lifetime(hour);
+    Ok(List {
+        stage: Stage::List,
+        valid_after: lifetime.valid_after,
+        fresh_until: lifetime.fresh_until,
+        valid_until: lifetime.valid_until,
+        params: BTreeMap::from([("bandwidth-cap".to_owned(), 125_000_000)]),
+        shared_random: SharedRandomLines::default(),
+        relays,
+        opinions,
+    })
+}
+
+fn opinion(listed: &Listed, population: &Population) -> Opinion {
+    let relay = population.relays.get(listed.relay);
+    let flags = relay.map(|relay| relay.member.flags).unwrap_or_default();
+    let pairs = [
+        (Flags::FAST, RelayFlags::FAST),
+        (Flags::GUARD, RelayFlags::GUARD),
+        (Flags::HS_DIR, RelayFlags::HSDIR),
+    ];
+    let theirs = pairs.into_iter().filter(|(theirs, _)| flags.has(*theirs));
+    let mut ours = theirs.fold(RelayFlags::NONE, |all, (_, ours)| all.with(ours));
+    if listed.stable {
+        ours = ours.with(RelayFlags::STABLE);
+    }
+    Opinion {
+        flags: ours,
+        measured: Some(listed.measured.saturating_mul(1000)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hoplite_directory::{Client, Heard, Store, Trust};
+
+    use super::*;
+    use crate::directory::{SYNTHETIC, population::sample, valid_after};
+
+    #[test]
+    fn clients_believe_the_lists_and_are_told_less_by_the_difference() {
+        let settings = Settings {
+            relays: 30,
+            hours: 3,
+            every: 18,
+            ..Settings::default()
+        };
+        let members = sample(SYNTHETIC, settings.relays, settings.seed).expect("read");
+        let population = Population::over(&members, &settings);
+        let lists = Lists::made(&population, &settings).expect("made");
+        let trust = Trust {
+            authorities: lists
+                .list(0)
+                .expect("there")
+                .signatures
+                .keys()
+                .copied()
+                .collect(),
+            threshold: settings.authorities,
+            hostile: 0,
+            skew: 0,
+        };
+        let mut client = Client::new(trust, Store::in_memory().expect("made")).expect("empty");
+        for hour in 0..3 {
+            let text = lists.list(hour).expect("there").to_string();
+            assert_eq!(lists.whole(hour), text.len() as u64);
+            let heard = client.heard(&text, valid_after(hour) + 5).expect("kept");
+            assert_eq!(heard, Ok(Heard::Newer));
+        }
+        assert!(lists.difference(0, 2) < lists.whole(2) / 2);
+        assert!(lists.difference(2, 2) < lists.difference(1, 2));
+        let caches = client.caches(valid_after(2) + 5);
+        assert!((20..=30).contains(&caches.len()), "{}", caches.len());
+    }
+}

@@ -1,0 +1,120 @@
+//! The directory's traffic in virtual time: small networks, over which what large ones show holds too.
+
+use hoplite_sim::directory::{Report, Row, SYNTHETIC, Settings, run};
+
+/// 60 relays and 120 clients over eight hours.
+fn small() -> Settings {
+    Settings {
+        relays: 60,
+        clients: 120,
+        hours: 8,
+        every: 18,
+        ..Settings::default()
+    }
+}
+
+fn report(settings: &Settings) -> Report {
+    run(settings, SYNTHETIC).expect("runs")
+}
+
+fn row<'a>(report: &'a Report, way: &str) -> &'a Row {
+    let mut rows = report.ways.iter();
+    rows.find(|row| row.way == way).expect("there")
+}
+
+#[test]
+fn one_seed_gives_one_report_byte_by_byte_and_another_seed_another() {
+    let texts = |settings: &Settings| {
+        let report = report(settings);
+        let json = serde_json::to_string(&report).expect("written");
+        (json, report.to_string())
+    };
+    let once = texts(&small());
+    assert_eq!(once, texts(&small()));
+    let other = Settings { seed: 2, ..small() };
+    assert_ne!(once, texts(&other));
+}
+
+#[test]
+fn caches_take_the_renewals_from_the_authorities_and_differences_make_them_small() {
+    let report = report(&small());
+    let [alone, whole, differences] = [
+        "list, authorities alone",
+        "list, caches, whole",
+        "list, caches, differences",
+    ]
+    .map(|way| row(&report, way));
+    // Each renewal asks all three authorities, or the caches.
+    assert!(alone.authorities_to_clients.median > 10.0 * whole.authorities_to_clients.median);
+    assert!(differences.renewal.median < whole.renewal.median / 2.0);
+    // The first list comes from all of the authorities in each case.
+    let first = report.sizes.list as f64 * 3.0;
+    for row in [alone, whole, differences] {
+        assert_eq!(row.bootstrap.n, 120);
+        let off = (row.bootstrap.median / first - 1.0).abs();
+        assert!(off < 0.05, "{}: {off}", row.way);
+    }
+}
+
+#[test]
+fn of_tors_directory_clients_ask_caches_alone_and_differences_leave_their_bootstrap_as_it_is() {
+    let report = report(&small());
+    let whole = row(&report, "consensus, whole");
+    let differences = row(&report, "consensus, differences");
+    for row in [whole, differences] {
+        assert_eq!(row.authorities_to_beginning_clients.max, 0.0);
+        assert_eq!(row.authorities_to_clients.max, 0.0);
+        assert_eq!(row.bootstrap.n, 120);
+        assert!(row.renewal.n > 120);
+    }
+    assert_eq!(whole.bootstrap, differences.bootstrap);
+    assert!(differences.renewal.median < whole.renewal.median / 2.0);
+    assert!(differences.authorities_to_relays.median < whole.authorities_to_relays.median);
+}
+
+#[test]
+fn who_says_a_descriptor_each_hour_makes_renewals_large() {
+    let seldom = report(&small());
+    let hourly = report(&Settings {
+        every: 1,
+        ..small()
+    });
+    let [seldom, hourly] = [&seldom, &hourly].map(|report| report.sizes.list_difference);
+    assert!(hourly > 4 * seldom, "{seldom} and {hourly}");
+}
+
+#[test]
+fn what_cannot_be_simulated_is_refused() {
+    let wrong = [
+        Settings {
+            relays: 0,
+            ..small()
+        },
+        Settings {
+            authorities: 33,
+            ..small()
+        },
+        Settings {
+            hours: 1,
+            ..small()
+        },
+        Settings {
+            every: 0,
+            ..small()
+        },
+        Settings {
+            leave: 1.5,
+            ..small()
+        },
+        Settings {
+            remeasured: f64::NAN,
+            ..small()
+        },
+    ];
+    assert!(
+        wrong
+            .iter()
+            .all(|settings| run(settings, SYNTHETIC).is_err())
+    );
+    assert!(run(&small(), "").is_err());
+}
