@@ -118,7 +118,7 @@ class OnionNetwork(Lab):
         return int(begins[1]) if begins else 0
 
     def is_whole(self):
-        return self.list().count("\nflags hsdir") == len(RELAYS)
+        return len(re.findall(r"\nflags [a-z ]*hsdir", self.list())) == len(RELAYS)
 
     # --- who uses them ---------------------------------------------------------------------------------------------------------------------
 

@@ -8,13 +8,10 @@ const SHAPED: [u64; 3] = [31_250, 62_500, 125_000];
 /// Of the others.
 const FAST: u64 = 250_000;
 
-/// Behind four fast relays, which come last. `lie` is how many times what they have the first says that it has.
+/// With five fast relays, which come last, so that each of them has four such partners. `lie` is how many times what it has the first says that it has.
 fn scanned(seed: u64, channel: How, lie: u64) -> Scanned {
-    let honest = |rate: u64| Shaped {
-        rate,
-        says: rate * 2,
-    };
-    let mut relays: Vec<_> = SHAPED.into_iter().chain([FAST; 4]).map(honest).collect();
+    let honest = |rate: u64| Shaped { rate, says: rate };
+    let mut relays: Vec<_> = SHAPED.into_iter().chain([FAST; 5]).map(honest).collect();
     relays[0].says *= lie;
     let settings = Settings {
         relays,

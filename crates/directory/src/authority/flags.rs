@@ -9,6 +9,9 @@ use serde::Deserialize;
 
 use super::uptime::Record;
 
+/// While half of the relays are known for less, nobody is told apart: seconds would decide who may be a guard.
+const YOUNG: u64 = 3600;
+
 /// What flags ask for: `[flags]` in the authority's file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -80,6 +83,7 @@ struct Thresholds {
     guard: u64,
     known: u64,
     part: u64,
+    is_young: bool,
 }
 
 impl Thresholds {
@@ -100,6 +104,7 @@ impl Thresholds {
             part: at_most(rules.guard_uptime.saturating_mul(10), half, |relay| {
                 relay.record.part
             }),
+            is_young: at_most(YOUNG, half, |relay| relay.record.known) < YOUNG,
         }
     }
 }
@@ -140,6 +145,9 @@ pub(super) fn flags(
             && reaches(RelayFlags::GUARD, record.known, asked.known)
             && reaches(RelayFlags::GUARD, record.part, asked.part);
         let is_bad = relay.is_exit && rules.bad_exits.contains(&relay.identity);
+        if asked.is_young {
+            return RelayFlags::NONE.with_if(RelayFlags::BAD_EXIT, is_bad);
+        }
         RelayFlags::NONE
             .with_if(RelayFlags::STABLE, is_stable)
             .with_if(RelayFlags::FAST, is_fast)
@@ -206,9 +214,9 @@ mod tests {
         let relays: Vec<_> = (1..=8)
             .map(|n| Running {
                 record: Record {
-                    between_failures: u64::from(n) * 60,
+                    between_failures: u64::from(n) * 3600,
                     part: 1000,
-                    known: u64::from(n) * 60,
+                    known: u64::from(n) * 3600,
                 },
                 ..relay(n, 1000, 0)
             })
@@ -217,6 +225,18 @@ mod tests {
         let stable = flags.values().filter(|flags| flags.has(RelayFlags::STABLE));
         assert_eq!(stable.count(), 4);
         assert!(flags.values().any(|flags| flags.has(RelayFlags::GUARD)));
+        let new = relays.iter().map(|relay| Running {
+            record: Record {
+                known: 60,
+                ..relay.record
+            },
+            ..*relay
+        });
+        let flags = voted(&new.collect::<Vec<_>>(), &BTreeMap::new());
+        assert!(
+            flags.values().all(|flags| *flags == RelayFlags::NONE),
+            "too young"
+        );
     }
 
     #[test]
