@@ -32,7 +32,7 @@ fn off(weights: &[u64]) -> [i64; 3] {
 }
 
 #[test]
-#[ignore = "it takes minutes, and has not been seen to hold yet: docs/measurements/2026-11-26-scanner.md"]
+#[ignore = "it takes minutes, and was seen to hold over QUIC alone: docs/measurements/2026-11-26-scanner.md"]
 fn relays_with_lines_of_one_two_and_four_get_such_weights_and_a_tenfold_claim_gains_nothing() {
     let runs = [(How::Quic, 1), (How::Tls, 1), (How::Quic, 10)];
     let weights = runs.map(|(channel, lie)| {
