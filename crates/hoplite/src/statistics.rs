@@ -5,6 +5,7 @@ use std::{fs, io::ErrorKind, path::PathBuf, time::Duration};
 
 use hoplite_relay::{
     Config, Handle, Sampler,
+    config::Tor,
     statistics::{DIRECTIONS, Recorder, Said, Scope, noise},
 };
 use hoplite_wire::relay_state::RelayState;
@@ -125,7 +126,7 @@ fn scope(config: &Config) -> Scope {
         services: onion.services,
         hsdir: onion.hsdir,
         padding: onion.padding,
-        directory: false,
+        directory: onion.tor.as_ref().is_some_and(Tor::caches),
     }
 }
 

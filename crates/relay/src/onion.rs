@@ -254,6 +254,9 @@ impl Onion {
         totals.rendezvous_cells = counters.rendezvous_cells.load(Relaxed);
         totals.padding_read = self.counts.padding_read.get();
         totals.padding_written = self.counts.padding.get();
+        if let Some(cache) = &self.directory_cache {
+            totals.consensuses = cache.counters().consensuses.load(Relaxed);
+        }
     }
 
     /// Circuits now.

@@ -77,6 +77,8 @@ pub(crate) struct Counters {
     pub(crate) given: AtomicU64,
     /// A difference was given instead of the consensus.
     pub(crate) diffs: AtomicU64,
+    /// Among both: consensuses, whole or as a difference.
+    pub(crate) consensuses: AtomicU64,
     /// There was no later one.
     pub(crate) unmodified: AtomicU64,
     /// What is not here was asked for.
@@ -134,7 +136,7 @@ impl DirectoryCache {
         } else {
             Answer::without_body(StatusCode::SERVICE_UNAVAILABLE)
         };
-        self.count(&answer);
+        self.count(&answer, asked.as_ref());
         response(answer, asked.map(|asked| asked.encoding))
     }
 
@@ -161,8 +163,11 @@ impl DirectoryCache {
         admitted
     }
 
-    fn count(&self, answer: &Answer) {
+    fn count(&self, answer: &Answer, asked: Option<&Asked>) {
         let counters = &self.0.counters;
+        if answer.status == StatusCode::OK && asked.is_some_and(Asked::is_of_consensus) {
+            counters.consensuses.fetch_add(1, Relaxed);
+        }
         let counter = match answer.status {
             StatusCode::OK if answer.is_diff => &counters.diffs,
             StatusCode::OK => &counters.given,

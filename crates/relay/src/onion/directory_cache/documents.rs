@@ -111,6 +111,12 @@ pub(super) struct Asked {
     pub(super) diff_from: Vec<[u8; 32]>,
 }
 
+impl Asked {
+    pub(super) fn is_of_consensus(&self) -> bool {
+        matches!(self.request, DirectoryRequest::Consensus { .. })
+    }
+}
+
 /// What is answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
