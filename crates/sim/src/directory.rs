@@ -50,6 +50,8 @@ pub struct Settings {
     pub seed: u64,
     /// After so many hours a relay of ours says its descriptor again.
     pub every: u64,
+    /// The share of directory caches of Tor's that keep lists of ours, too.
+    pub keep: f64,
     /// The share of relays that go within an hour, and have others come in their place.
     pub leave: f64,
     /// The share whose measured bandwidth is another after an hour.
@@ -67,6 +69,7 @@ impl Default for Settings {
             hours: 24,
             seed: 1,
             every: 1,
+            keep: 1.0,
             leave: 0.01,
             remeasured: 0.1,
             reflagged: 0.01,
@@ -76,7 +79,7 @@ impl Default for Settings {
 
 impl Settings {
     fn check(&self) -> Result<(), Wrong> {
-        let shares = [self.leave, self.remeasured, self.reflagged];
+        let shares = [self.keep, self.leave, self.remeasured, self.reflagged];
         if !(1..=8192).contains(&self.relays) {
             Err(Wrong("there are 1 to 8192 relays on a list"))
         } else if !(1..=32).contains(&self.authorities) {
@@ -254,7 +257,9 @@ pub struct Report {
     /// Of what.
     pub settings: Settings,
     /// Relays of the first list that keep it for others.
-    pub caches: usize,
+    pub list_caches: usize,
+    /// Directory caches of Tor's in the first consensus.
+    pub consensus_caches: usize,
     /// Relays that were ever there.
     pub relays_seen: usize,
     /// Of the last hour.
@@ -280,11 +285,15 @@ pub fn run(settings: &Settings, consensus: &str) -> Result<Report, Wrong> {
         let totals = Traffic::new(&population, &mut documents, settings, way).run();
         rows.push(Row::of(way, &totals, settings));
     }
-    let at_first = population.relays.iter();
-    let at_first = at_first.filter(|relay| relay.from == 0 && relay.is_cache());
+    let at_first = population.relays.iter().filter(|relay| relay.from == 0);
+    let (lists, consensuses): (Vec<_>, Vec<_>) = at_first
+        .map(|relay| (relay.keeps_lists, relay.keeps_consensuses()))
+        .unzip();
+    let count = |keeps: Vec<bool>| keeps.into_iter().filter(|keeps| *keeps).count();
     Ok(Report {
         settings: settings.clone(),
-        caches: at_first.count(),
+        list_caches: count(lists),
+        consensus_caches: count(consensuses),
         relays_seen: population.relays.len(),
         sizes: Sizes::of(&mut documents, settings),
         ways: rows,
@@ -363,8 +372,8 @@ impl fmt::Display for Report {
         } = self.settings;
         writeln!(
             f,
-            "{relays} relays, {} of them caches, {clients} clients, {authorities} authorities, {hours} hours, seed {seed}; {} relays were ever there\n",
-            self.caches, self.relays_seen
+            "{relays} relays, {} of them with lists and {} with consensuses for others, {clients} clients, {authorities} authorities, {hours} hours, seed {seed}; {} relays were ever there\n",
+            self.list_caches, self.consensus_caches, self.relays_seen
         )?;
         let size = |value: u64| bytes(number(value));
         let sizes = &self.sizes;

@@ -113,6 +113,9 @@ struct DirectoryArgs {
     /// After so many hours a relay says its descriptor again.
     #[arg(long, default_value_t = 1)]
     every: u64,
+    /// The share of directory caches of Tor's that keep lists of ours too, from 0 to 1.
+    #[arg(long, default_value_t = 1.0)]
+    keep: f64,
     /// The share of relays that go within an hour, from 0 to 1; others come in their place.
     #[arg(long, default_value_t = 0.01)]
     leave: f64,
@@ -140,6 +143,7 @@ impl DirectoryArgs {
             hours: self.hours,
             seed: self.seed,
             every: self.every,
+            keep: self.keep,
             leave: self.leave,
             remeasured: self.remeasured,
             reflagged: self.reflagged,

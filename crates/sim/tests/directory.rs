@@ -84,6 +84,21 @@ fn who_says_a_descriptor_each_hour_makes_renewals_large() {
 }
 
 #[test]
+fn relays_that_keep_lists_are_what_costs_authorities_and_few_are_enough() {
+    let few = report(&Settings {
+        keep: 0.2,
+        ..small()
+    });
+    let all = report(&small());
+    assert!((5..20).contains(&few.list_caches), "{}", few.list_caches);
+    assert_eq!(few.consensus_caches, all.consensus_caches);
+    let way = "list, caches, differences";
+    let [few, all] = [&few, &all].map(|report| row(report, way));
+    assert!(few.authorities_to_relays.median < all.authorities_to_relays.median / 2.0);
+    assert!(few.renewal.median < all.renewal.median * 1.5);
+}
+
+#[test]
 fn what_cannot_be_simulated_is_refused() {
     let wrong = [
         Settings {

@@ -18,7 +18,7 @@ use hoplite_wire::tor::{Flags, consensus_diff::ConsensusDiff, date};
 
 use super::{
     Settings, lifetime,
-    population::{Listed, Population},
+    population::{Listed, Named, Population},
 };
 use crate::random::Random;
 
@@ -163,23 +163,20 @@ impl Given {
             let flags = flags.map(|relay| relay.member.flags).unwrap_or_default();
             let described = microdescriptor(one, flags, settings.seed);
             let digest = sha256(described.as_bytes());
-            let [.., third, second, first] =
-                u32::try_from(one.relay).unwrap_or(u32::MAX).to_be_bytes();
             let identity = numbers::<20>(settings.seed, "rsa identity", one.relay);
             let (id, digest_text) = (
                 STANDARD_NO_PAD.encode(identity),
                 STANDARD_NO_PAD.encode(digest),
             );
-            let mut text = format!(
-                "r relay{} {id} 2038-01-01 00:00:00 44.{third}.{second}.{first} 9001 0\n",
-                one.relay
-            );
-            if one.relay.is_multiple_of(2) {
-                let _written = writeln!(
-                    text,
-                    "a [2001:db8:{third:x}:{:x}::1]:9001",
-                    one.relay % 65_536
-                );
+            let Named {
+                nickname,
+                v4,
+                v6,
+                port,
+            } = Named::of(one.relay, settings.seed);
+            let mut text = format!("r {nickname} {id} 2038-01-01 00:00:00 {v4} {port} 0\n");
+            if let Some(v6) = v6 {
+                let _written = writeln!(text, "a [{v6}]:{port}");
             }
             let (named, weight) = (flag_names(flags, one.stable), one.measured);
             let _written = write!(

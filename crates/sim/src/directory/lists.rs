@@ -1,7 +1,10 @@
 //! The lists of ours of one network, an hour after the other, as authorities make and sign them, and what relays that keep them answer: `ListCache`,
 //! which relays have. docs/directory.md, "What is written" and "Caches".
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+};
 
 use hoplite_crypto::{SigningKey, onion::rsa::sha256};
 use hoplite_directory::{ListCache, sign_descriptor};
@@ -17,7 +20,7 @@ use zeroize::Zeroizing;
 
 use super::{
     Settings, Wrong, lifetime,
-    population::{Listed, Population},
+    population::{Listed, Named, Population, Relay},
 };
 use crate::random::Random;
 
@@ -123,8 +126,7 @@ impl<'a> Descriptors<'a> {
         }
         let relay = population.relays.get(listed.relay);
         let relay = relay.ok_or(Wrong("a list has a relay that is not there"))?;
-        let flags = relay.member.flags;
-        let said = said(listed, flags, relay.member.weight, self.settings.seed);
+        let said = said(listed, relay, self.settings.seed);
         let key = key(self.settings, "identity", listed.relay)?;
         let signed = sign_descriptor(said, &key);
         let signed = signed.map_err(|_| Wrong("a descriptor cannot be written"))?;
@@ -134,23 +136,20 @@ impl<'a> Descriptors<'a> {
     }
 }
 
-fn said(listed: &Listed, flags: Flags, weight: u64, seed: u64) -> Descriptor {
-    let number = listed.relay;
+fn said(listed: &Listed, relay: &Relay, seed: u64) -> Descriptor {
+    let (number, flags) = (listed.relay, relay.member.flags);
     let onion = Random::new(seed, &format!("onion key {}", listed.onion), number).bytes();
     let egress = flags.has(Flags::EXIT) && !flags.has(Flags::BAD_EXIT);
-    let octets = u32::try_from(number).unwrap_or(u32::MAX).to_be_bytes();
-    let [_, high, middle, low] = octets;
-    let word = u16::from_be_bytes([middle, low]);
-    let mut addresses = vec![([44, high, middle, low], 443).into()];
-    if number.is_multiple_of(2) {
-        addresses.push(([0x2001, 0xdb8, u16::from(high), word, 0, 0, 0, 1], 443).into());
-    }
+    let named = Named::of(number, seed);
+    let addresses = [Some(IpAddr::V4(named.v4)), named.v6.map(IpAddr::V6)];
+    let addresses = addresses.into_iter().flatten();
+    let addresses = addresses.map(|address| (address, named.port).into());
     Descriptor {
-        name: format!("relay{number}"),
+        name: named.nickname,
         // Signing puts it in.
         identity: Key([0; 32]),
         published: listed.published,
-        addresses,
+        addresses: addresses.collect(),
         pin: None,
         onion: Some(onion),
         roles: Roles {
@@ -160,12 +159,12 @@ fn said(listed: &Listed, flags: Flags, weight: u64, seed: u64) -> Descriptor {
         region: Some("de".to_owned()),
         operator: Some(format!("operator{}.example.org", number / 4)),
         family: Vec::new(),
-        bandwidth: weight.saturating_mul(1000),
+        bandwidth: relay.member.weight.saturating_mul(1000),
         exit: Ports::except(&[25]).filter(|_| egress),
         tokens: None,
         hsdir: flags.has(Flags::HS_DIR),
         protocols: Protocols::CONFLUX.and(Protocols::CGO),
-        cache: flags.has(Flags::V2_DIR).then_some(CACHE_PORT),
+        cache: relay.keeps_lists.then_some(CACHE_PORT),
     }
 }
 

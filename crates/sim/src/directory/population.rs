@@ -2,6 +2,8 @@
 //! The sample is after Jansen, Tracey and Goldberg, "Once is Never Enough" (USENIX Security 2021), section 3.2: each class of relays keeps its share, and
 //! within a class, sorted by weight, one relay at random is taken of each of as many equal strata.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
+
 use hoplite_wire::tor::{Consensus, Flags, Router};
 
 use super::{HOUR, Settings, Wrong, valid_after};
@@ -28,12 +30,55 @@ pub struct Relay {
     pub from: usize,
     /// The first after that whose list has not.
     pub until: usize,
+    /// It keeps lists of ours for others.
+    pub keeps_lists: bool,
 }
 
 impl Relay {
-    /// Whether it keeps the directory for others.
-    pub fn is_cache(&self) -> bool {
+    /// Whether it is a directory cache of Tor's.
+    pub fn keeps_consensuses(&self) -> bool {
         self.member.flags.has(Flags::V2_DIR)
+    }
+}
+
+/// What a relay calls itself, and its addresses: drawn, so that they compress as others do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// Letters and digits.
+    pub nickname: String,
+    /// The first address.
+    pub v4: Ipv4Addr,
+    /// The second, which half of the relays have.
+    pub v6: Option<Ipv6Addr>,
+    /// The port of both.
+    pub port: u16,
+}
+
+impl Named {
+    /// The relay's of this number.
+    pub fn of(relay: usize, seed: u64) -> Self {
+        let mut random = Random::new(seed, "name", relay);
+        let [first, second, third, length, kind, ..] = random.bytes();
+        let letters = (0..4_u8.saturating_add(length % 12)).filter_map(|_| {
+            let letter = u32::try_from(random.below(26)).ok()?;
+            char::from_digit(letter.saturating_add(10), 36)
+        });
+        let nickname = letters.collect();
+        let port = match kind % 4 {
+            0 => 443,
+            1 => 9001,
+            _ => u16::try_from(random.below(50_000))
+                .unwrap_or(0)
+                .saturating_add(1024),
+        };
+        let high = u16::from_be_bytes([first, second]);
+        let v6 = Ipv6Addr::new(0x2001, 0xdb8, high, third.into(), 0, 0, 0, 1);
+        Self {
+            nickname,
+            v4: Ipv4Addr::new(44, first, second, third),
+            v6: kind.is_multiple_of(2).then_some(v6),
+            port,
+        }
     }
 }
 
@@ -150,6 +195,8 @@ impl Population {
                         member,
                         from: hour,
                         until: settings.hours,
+                        keeps_lists: member.flags.has(Flags::V2_DIR)
+                            && random.happens(settings.keep),
                     });
                     Listed {
                         relay: self.relays.len().saturating_sub(1),

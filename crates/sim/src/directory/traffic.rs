@@ -54,12 +54,12 @@ struct Node {
 }
 
 impl Node {
-    fn relay(relay: &Relay, number: usize, settings: &Settings) -> Self {
+    fn relay(relay: &Relay, number: usize, settings: &Settings, way: Way) -> Self {
         let mut random = Random::new(settings.seed, "relay's questions", number);
         let was_there = relay.from == 0;
         let begins = valid_after(relay.from);
         Self {
-            role: if relay.is_cache() {
+            role: if is_cache(relay, way) {
                 Role::Cache
             } else {
                 Role::Relay
@@ -88,6 +88,15 @@ impl Node {
 
     fn is_there(&self, now: u64) -> bool {
         (self.from..self.until).contains(&now)
+    }
+}
+
+/// Whether it keeps what others ask for in this way.
+fn is_cache(relay: &Relay, way: Way) -> bool {
+    if way.is_tor() {
+        relay.keeps_consensuses()
+    } else {
+        relay.keeps_lists && way != Way::ListsOfAuthorities
     }
 }
 
@@ -120,12 +129,15 @@ impl<'a> Traffic<'a> {
         way: Way,
     ) -> Self {
         let relays = population.relays.iter().enumerate();
-        let relays = relays.map(|(number, relay)| Node::relay(relay, number, settings));
+        let relays = relays.map(|(number, relay)| Node::relay(relay, number, settings, way));
         let clients = (0..settings.clients).map(|number| Node::client(number, settings));
-        let is_cache = |relay: &usize| population.relays.get(*relay).is_some_and(Relay::is_cache);
+        let keeps = |number: &usize| {
+            let relay = population.relays.get(*number);
+            relay.is_some_and(|relay| is_cache(relay, way))
+        };
         let caches = population.hours.iter().map(|listed| {
             let listed = listed.iter().map(|one| one.relay);
-            listed.filter(is_cache).collect()
+            listed.filter(keeps).collect()
         });
         Self {
             settings,
