@@ -67,7 +67,7 @@ mod tests {
         };
         assert_eq!(between(Lifetime::next_list), (0, 4799));
         assert_eq!(between(Lifetime::next_list_of_cache), (0, 449));
-        assert_eq!(between(Lifetime::next_consensus), (2700, 6635));
+        assert_eq!(between(Lifetime::next_consensus), (2700, 6633));
         assert_eq!(between(Lifetime::next_consensus_of_cache), (0, 1799));
     }
 
