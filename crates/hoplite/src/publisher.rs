@@ -617,7 +617,7 @@ mod tests {
         );
         assert_eq!(
             said.protocols,
-            "Conflux=1 Cons=1-2 Desc=1-2 FlowCtrl=1-2 HSIntro=4-5 HSRend=1-2 Link=4-5 LinkAuth=3 Microdesc=1-2 Relay=2-6"
+            "Conflux=1 Cons=1-2 Desc=1-2 FlowCtrl=1-2 HSIntro=4-5 HSRend=1-2 Link=4-5 LinkAuth=3 Microdesc=1-2 Relay=2-6 X-HopliteQuic=1"
         );
         assert_eq!(said.family, [[7; 20]]);
         assert!(said.exit_v6.is_some());

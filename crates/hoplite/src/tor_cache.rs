@@ -1,5 +1,6 @@
 //! A relay as a directory cache of a network of Tor's: it fetches what the authorities of `[onion.tor]` publish, in time for clients, keeps it in the
 //! directory of its identity, and gives what a majority of them has signed ([`hoplite_relay::DirectoryCache`]). dir-spec "Directory cache operation".
+//! The relay's channels are told which relays there are, and which of them have QUIC ([`Listed`]).
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -10,6 +11,7 @@ use hoplite_directory::{
 use hoplite_overlay::Direct;
 use hoplite_relay::{
     Config, DirectoryCache, Documents, Encoded, GivenCertificate, GivenConsensus, Handle,
+    InConsensus, Listed,
 };
 use hoplite_wire::Target;
 use tokio::{task::spawn_blocking, time::sleep};
@@ -34,6 +36,8 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 pub(crate) struct TorCache {
     known: tor::Client,
     cache: DirectoryCache,
+    /// The relay's channels.
+    listed: Option<Listed>,
     authorities: Vec<Target>,
     /// Tries since there was a consensus last.
     tries: u32,
@@ -57,6 +61,7 @@ impl TorCache {
         Ok(Some(Self {
             known,
             cache,
+            listed: handle.listed(),
             authorities: authorities.collect(),
             tries: 0,
         }))
@@ -127,8 +132,23 @@ impl TorCache {
         }
     }
 
+    /// Whom channels know from now on: the relays of the newest consensus, also when its time is over, as circuits go on then.
+    fn tell(&self) {
+        let (Some(listed), Some(network)) = (&self.listed, self.known.newest()) else {
+            return;
+        };
+        listed.replace_consensus(network.relays.iter().map(|relay| {
+            let known = InConsensus {
+                addresses: relay.router.addresses.clone(),
+                quic: relay.router.quic,
+            };
+            (relay.keys.ed25519, known)
+        }));
+    }
+
     /// Hands all that is kept to whoever gives it: compressing takes its time, where nothing else waits for this thread.
     async fn give(self) -> Option<Self> {
+        self.tell();
         let work = spawn_blocking(move || {
             let mut cache = self;
             match cache.known.cached() {

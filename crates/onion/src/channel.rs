@@ -3,7 +3,7 @@
 
 pub mod memory;
 
-pub use hoplite_channel::{CircuitBacklog, Origin};
+pub use hoplite_channel::{CircuitBacklog, How, Origin};
 
 use std::{
     fmt,
@@ -135,16 +135,30 @@ const ADDRESSES: usize = 4;
 /// How long an address may take while there is another; the last has as long as the link gives it.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What is known of how relays are dialled.
+pub trait Carriers: Send + Sync {
+    /// Over what the relay of this Ed25519 identity is dialled there.
+    fn how(&self, identity: &[u8; 32], address: SocketAddr) -> How;
+}
+
+/// All relays alike.
+impl Carriers for How {
+    fn how(&self, _: &[u8; 32], _: SocketAddr) -> How {
+        *self
+    }
+}
+
 /// Channels to relays, one for each, dialled when they are first needed.
 pub struct Linked {
     channels: hoplite_channel::Channels,
-    how: hoplite_channel::How,
+    carriers: Arc<dyn Carriers>,
 }
 
 impl Linked {
-    /// Takes them from `channels`, and has new ones dialled like this.
-    pub fn new(channels: hoplite_channel::Channels, how: hoplite_channel::How) -> Self {
-        Self { channels, how }
+    /// Takes them from `channels`, and has new ones dialled as `carriers` says, each time anew.
+    pub fn new(channels: hoplite_channel::Channels, carriers: impl Carriers + 'static) -> Self {
+        let carriers = Arc::new(carriers);
+        Self { channels, carriers }
     }
 
     async fn dial(
@@ -159,7 +173,8 @@ impl Linked {
             identity: Some(relay.keys.ed25519),
             rsa: relay.rsa.then_some(relay.keys.rsa_id),
         };
-        Box::pin(self.channels.get(&whom, self.how, &terms)).await
+        let how = self.carriers.how(&relay.keys.ed25519, address);
+        Box::pin(self.channels.get(&whom, how, &terms)).await
     }
 }
 

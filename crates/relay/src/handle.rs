@@ -275,7 +275,7 @@ impl Handle {
         self.shared.onion.as_ref().map(|onion| onion.key())
     }
 
-    /// What takes the directory's list, if it serves circuits.
+    /// What takes the directory's list and Tor's consensus, if it serves circuits.
     pub fn listed(&self) -> Option<Listed> {
         self.shared.onion.as_ref().map(|onion| onion.listed())
     }

@@ -19,7 +19,7 @@ use std::{
 };
 
 use hoplite_channel::{
-    self as channel, Channel, ChannelDialer, ChannelServer, Channels, Counts, How, Listing, Shares,
+    self as channel, Channel, ChannelDialer, ChannelServer, Channels, Counts, Listing, Shares,
     handshake::Us,
 };
 use hoplite_crypto::onion::{OnionKeys, identity::RelayIdentity};
@@ -43,7 +43,7 @@ use self::{
 pub use self::{
     directory_cache::{DirectoryCache, Documents, Encoded, GivenCertificate, GivenConsensus},
     hsdir::HsDir,
-    known_relays::Listed,
+    known_relays::{InConsensus, Listed},
 };
 use crate::{
     config::{Config, LinkKind, Onion as Settings, Tor},
@@ -150,7 +150,7 @@ impl Onion {
         let dialer = dialler(us.clone());
         let server =
             ChannelServer::new(us.clone(), certificate, bounds.clone(), Arc::clone(&counts));
-        let known = Arc::new(KnownRelays::new(Arc::clone(&egress)));
+        let known = Arc::new(KnownRelays::new(Arc::clone(&egress), &settings));
         Arc::new_cyclic(|this: &Weak<Self>| {
             let this = this.clone();
             let channels = Channels::new(dialer.clone(), move |channel| {
@@ -159,8 +159,9 @@ impl Onion {
                 }
             });
             let channels = channels.with_listing(known.clone());
-            let linked = Arc::new(Linked::new(channels.clone(), how(&settings)));
-            let mut relay = relay::Relay::new(circuits.keys, linked, limits(&settings, config));
+            let linked = Linked::new(channels.clone(), Listed(Arc::clone(&known)));
+            let mut relay =
+                relay::Relay::new(circuits.keys, Arc::new(linked), limits(&settings, config));
             relay.next = Arc::new(NextRelays(Arc::clone(&egress)));
             let exit = Arc::new(ExitOverlay::new(egress, quotas, metrics));
             relay.policy = exit.clone();
@@ -197,7 +198,7 @@ impl Onion {
         self.relay.keys().published().into()
     }
 
-    /// The directory's list, as channels see it.
+    /// The directory's list and Tor's consensus, as channels see them.
     pub(crate) fn listed(&self) -> Listed {
         Listed(Arc::clone(&self.known))
     }
@@ -448,14 +449,6 @@ fn told(config: &Config, listen: &[SocketAddr]) -> Vec<IpAddr> {
         }
     }
     known
-}
-
-fn how(settings: &Settings) -> How {
-    match (settings.has(LinkKind::Quic), settings.has(LinkKind::Tls)) {
-        (true, false) => How::Quic,
-        (false, true) => How::Tls,
-        _ => How::Raced,
-    }
 }
 
 /// Of channels that are dialled: they are controlled as those that come in, and always controlled.

@@ -39,7 +39,7 @@ pub mod varint;
 pub use circuit_use::{CircuitFate, ServicePurpose};
 pub use http_head::{RequestHead, ResponseHead};
 pub use onion_key::{OnionKey, OnionKeyError};
-pub use protocols::{Protocols, ProtocolsError};
+pub use protocols::{Protocols, ProtocolsError, QUIC_CHANNELS};
 pub use proxy_status::ProxyError;
 pub use target::{Host, HostName, Target, TargetError};
 pub use template::Template;

@@ -8,6 +8,10 @@ use std::{
     str::FromStr,
 };
 
+/// The subprotocol of a relay whose channels run over QUIC too, version 1. Proposal 264: "Extension keywords are allowed if they begin with "x-" or
+/// "X-""; Tor's authorities vote and list it as it is.
+pub const QUIC_CHANNELS: &str = "X-HopliteQuic";
+
 /// A set of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Protocols(u8);

@@ -24,7 +24,7 @@ pub mod service_descriptor;
 use crate::{
     Protocols,
     directory::{ADDRESSES, Malformed, Ports},
-    protocols::speaks,
+    protocols::{QUIC_CHANNELS, speaks},
 };
 
 /// A relay's RSA identity, as operators write it: forty hexadecimal digits, perhaps behind a `$`.
@@ -391,6 +391,8 @@ pub struct Router {
     pub congestion_control: bool,
     /// Others that circuits choose by.
     pub protocols: Protocols,
+    /// Its channels run over QUIC too ([`QUIC_CHANNELS`]): a relay of ours.
+    pub quic: bool,
     /// It is an introduction point of onion services of version 3 (`HSIntro=4`).
     pub introduces: bool,
     /// It is a rendezvous point of onion services of version 3 (`HSRend=2`).
@@ -621,6 +623,7 @@ impl Router {
             ntor3: false,
             congestion_control: false,
             protocols: Protocols::NONE,
+            quic: false,
             introduces: false,
             joins: false,
             keeps_descriptors: false,
@@ -643,6 +646,7 @@ impl Router {
                 self.ntor3 = speaks(arguments, "Relay", 4);
                 self.congestion_control = speaks(arguments, "FlowCtrl", 2);
                 self.protocols = Protocols::of_tor(arguments);
+                self.quic = speaks(arguments, QUIC_CHANNELS, 1);
                 self.introduces = speaks(arguments, "HSIntro", 4);
                 self.joins = speaks(arguments, "HSRend", 2);
                 self.keeps_descriptors = speaks(arguments, "HSDir", 2);

@@ -95,6 +95,11 @@ impl Client {
         Ok(Some(&newest.network))
     }
 
+    /// The newest network that was believed, also when its time is over: not for choosing paths.
+    pub fn newest(&self) -> Option<&Arc<Network>> {
+        self.newest.as_ref().map(|newest| &newest.network)
+    }
+
     /// When to ask for another ([`crate::Lifetime::next_consensus`]). `random` gives a number below its argument.
     pub fn next(&self, now: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
         let Ok(Some(network)) = self.network(now) else {

@@ -32,6 +32,8 @@ pub struct TorRelay {
     pub congestion_control: bool,
     /// It answers as a directory.
     pub is_directory: bool,
+    /// Its channels run over QUIC too.
+    pub quic: bool,
     is_guard: bool,
     is_lasting: bool,
     /// As an entry, between, and as an exit.
@@ -90,6 +92,7 @@ pub(crate) fn relays(network: &Network) -> HashMap<Key, TorRelay> {
             ntor3: router.ntor3,
             congestion_control: router.congestion_control,
             is_directory: router.flags.has(Flags::V2_DIR),
+            quic: router.quic,
             is_guard: may_be(router, Position::Entry),
             is_lasting: may_be(router, Position::Lasting),
             weights: POSITIONS.map(|position| weight(router, &network.weights, position)),

@@ -59,6 +59,24 @@ fn a_consensus_of_c_tor_is_believed_and_its_relays_are_known() {
 }
 
 #[test]
+fn who_says_that_it_has_quic_is_known_by_its_ed25519_identity() {
+    let says = CONSENSUS.replacen("\npr ", "\npr X-HopliteQuic=1 ", 1);
+    let consensus = Consensus::parse(&says).expect("read");
+    let found = Microdescriptor::parse_all(MICRODESCRIPTORS).expect("read");
+    let found = found.iter();
+    let named = found.map(|one| (sha256(one.text.as_bytes()), Arc::new(Described::of(one))));
+    let network = Network::of(consensus, &named.collect());
+    let chosen = path_selection::Network::of_tor(&network);
+    let has_quic = |relay: &&Relay| {
+        let known = chosen.tor_relay(&Key(relay.keys.ed25519));
+        known.is_some_and(|known| known.quic)
+    };
+    let quic: Vec<_> = network.relays.iter().filter(has_quic).collect();
+    let first = network.relays.first().expect("one");
+    assert_eq!(quic, [first]);
+}
+
+#[test]
 fn descriptors_of_onion_services_are_looked_for_where_the_consensus_says() {
     let network = read(CONSENSUS, CERTIFICATES, &trust(), NOW).expect("believed");
     // Votes each 20 seconds: 24 of them are 8 minutes.

@@ -17,7 +17,7 @@ use hoplite_directory::{
 };
 use hoplite_onion::{
     Onion,
-    channel::{Dialer, Linked, Waiting},
+    channel::{Carriers, Dialer, Linked, Waiting},
     onion_service::{
         self, ClientConfig, ClientKeys, Descriptors, DescriptorsConfig, DirectoryCircuits, Reach,
         ServiceDirectory, ServicesOverlay,
@@ -104,7 +104,7 @@ pub(super) fn over_circuits(
     let file = &client.config.onion;
     let padding = padding_parameters(listed);
     let channels = Channels::new(dialer(client, watch, underlay, padding), |_| {});
-    let linked = Linked::new(channels.clone(), channel_of(client));
+    let linked = Linked::new(channels.clone(), carriers(client, listed));
     let path = &client.config.path;
     let listed = listed
         .map(|listed| FromList::new(listed, path))
@@ -151,14 +151,39 @@ pub(crate) fn dialer_of_circuits(
     let padding = padding_parameters(Some(listed));
     let channels = Channels::new(dialer(client, None, underlay, padding), |_| {});
     tokio::spawn(sweep(channels.clone()));
-    Arc::new(Linked::new(channels, channel_of(client)))
+    Arc::new(Linked::new(channels, carriers(client, Some(listed))))
 }
 
-/// What circuits run over: to a relay of C tor there is nothing but TLS, and who watches would learn more from anything else.
-fn channel_of(client: &Client) -> How {
+/// What circuits run over, by the file and, in a network of Tor's, by its consensus.
+struct ByConsensus {
+    /// None: the file alone says it.
+    listed: Option<Listed>,
+    file: How,
+}
+
+fn carriers(client: &Client, listed: Option<&Listed>) -> ByConsensus {
     let file = &client.config;
     let tor = file.directory.as_ref().and_then(|it| it.tor.as_ref());
-    tor.map_or(file.onion.channel, |_| How::Tls)
+    ByConsensus {
+        listed: tor.and(listed).cloned(),
+        file: file.onion.channel,
+    }
+}
+
+/// A relay of C tor has nothing but TLS, and who watches would learn from anything else that this is no client of Tor's.
+impl Carriers for ByConsensus {
+    fn how(&self, identity: &[u8; 32], _: SocketAddr) -> How {
+        let Some(listed) = &self.listed else {
+            return self.file;
+        };
+        let network = listed.current().ok();
+        let tor = network.as_ref();
+        let tor = tor.and_then(|network| network.tor_relay(&Key(*identity)));
+        match tor {
+            Some(relay) if relay.quic => self.file,
+            _ => How::Tls,
+        }
+    }
 }
 
 /// By what the list is renewed: the circuits to targets, or to relays that are directories.

@@ -6,7 +6,7 @@ use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 use hoplite_config::above_zero;
 use hoplite_link::LinkKind;
 use hoplite_wire::{
-    Protocols, Target,
+    Protocols, QUIC_CHANNELS, Target,
     tor::{
         AUTHORITIES, FAMILY, Fingerprint, fingerprint,
         server_descriptor::{FAMILY_CERTIFICATES, NICKNAME, is_contact, is_nickname},
@@ -274,7 +274,7 @@ impl Onion {
     }
 
     /// All subprotocols of Tor that it speaks as a relay, as a server descriptor says them; `exit`: it connects to targets. tor-spec "Subprotocol
-    /// versioning". Not among them are TAP (`Relay=1`) and padding machines (`Padding=2`).
+    /// versioning". Not among them are TAP (`Relay=1`) and padding machines (`Padding=2`); one is ours, [`QUIC_CHANNELS`].
     pub fn subprotocols(&self, exit: bool) -> String {
         let agreed = self.protocols(exit);
         let (flow, relay) = match (self.congestion_control, agreed.has(Protocols::CGO)) {
@@ -295,6 +295,7 @@ impl Onion {
             ("LinkAuth", true, "3"),
             ("Microdesc", true, "1-2"),
             ("Relay", true, relay),
+            (QUIC_CHANNELS, self.has(LinkKind::Quic), "1"),
         ];
         let spoken = all.iter().filter(|(_, spoken, _)| *spoken);
         let spoken: Vec<_> = spoken

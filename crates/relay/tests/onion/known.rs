@@ -11,7 +11,7 @@ use std::{
 use hoplite_channel::How;
 use hoplite_onion::path::Relay as Known;
 use hoplite_overlay::Terms;
-use hoplite_relay::Handle;
+use hoplite_relay::{Handle, InConsensus, config::Tor};
 use hoplite_testing::{relay::number, soon, targets};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -107,6 +107,88 @@ async fn a_relay_that_has_shown_itself_over_tls_is_dialled_over_quic_beside_it()
     echoes(&onion, &Terms::default(), 1000).await;
     has(&second, OVER_TLS, 1).await;
     has(&second, OVER_QUIC, 1).await;
+}
+
+/// A relay in a network of Tor's, that has heard no consensus yet.
+fn relay_of_tor() -> Handle {
+    relay(|config| {
+        config.onion.tor = Some(Tor {
+            authorities: vec!["127.0.0.1:9".parse().expect("an authority")],
+            contact: None,
+            directory_cache: None,
+            family: Vec::new(),
+            family_keys: Vec::new(),
+        });
+    })
+}
+
+/// What the consensus says of relays, and which of them say that they have QUIC.
+fn consensus<const N: usize>(relays: [(&Handle, bool); N]) -> [([u8; 32], InConsensus); N] {
+    relays.map(|(relay, quic)| {
+        let addresses = relay.addresses().to_vec();
+        let identity = known("", relay).keys.ed25519;
+        (identity, InConsensus { addresses, quic })
+    })
+}
+
+fn over(relay: &Handle) -> (u64, u64) {
+    (number(relay, OVER_QUIC), number(relay, OVER_TLS))
+}
+
+#[tokio::test]
+async fn in_a_network_of_tor_relays_that_say_so_are_dialled_over_quic_and_all_others_over_tls() {
+    let first = relay_of_tor();
+    let [ours, theirs, stranger] = relays(How::Raced);
+    let listed = first.listed().expect("it serves circuits");
+    listed.replace_consensus(consensus([(&ours, true), (&theirs, false)]));
+    // What is dialled beside TLS comes after it: the last is waited for.
+    for relay in [&stranger, &theirs, &ours] {
+        let onion = client(path([&first, relay]), How::Tls);
+        echoes(&onion, &Terms::default(), 100_000).await;
+    }
+    let channels = [&ours, &theirs, &stranger].map(over);
+    assert_eq!(channels, [(1, 0), (0, 1), (0, 1)]);
+}
+
+#[tokio::test]
+async fn in_a_network_of_tor_nobody_gets_a_quic_packet_where_the_consensus_does_not_have_him() {
+    let (first, other) = (relay_of_tor(), relay(|_| ()));
+    let listed = first.listed().expect("it serves circuits");
+    listed.replace_consensus(consensus([(&other, true)]));
+    let (udp, tcp, address) = victim().await;
+    let path = vec![known("first", &first), forged(&other, address, 0)];
+    let onion = client(path, How::Tls);
+    let asking = refused(&onion, SocketAddr::from(([127, 0, 0, 1], 9)));
+    let accepting = async { drop(soon(tcp.accept()).await.expect("dialled over TCP")) };
+    tokio::join!(asking, accepting);
+    let got = udp.try_recv(&mut [0; 2000]);
+    assert!(got.is_err(), "{got:?} bytes of QUIC went to a stranger");
+}
+
+#[tokio::test]
+async fn in_a_network_of_tor_the_newest_consensus_counts_and_our_own_list_beside_it() {
+    let first = relay_of_tor();
+    let [one, two, three] = relays(How::Raced);
+    let listed = first.listed().expect("it serves circuits");
+    listed.replace_consensus(consensus([(&one, true), (&two, false), (&three, false)]));
+    listed.replace_consensus(consensus([(&one, false), (&two, true), (&three, false)]));
+    listed.replace(list([&first, &three]));
+    for relay in [&one, &two, &three] {
+        let onion = client(path([&first, relay]), How::Tls);
+        echoes(&onion, &Terms::default(), 1000).await;
+    }
+    assert_eq!([&one, &two, &three].map(over), [(0, 1), (1, 0), (1, 0)]);
+}
+
+#[tokio::test]
+async fn a_relay_of_the_consensus_that_quic_does_not_reach_is_dialled_over_tls() {
+    let first = relay_of_tor();
+    let [other] = relays(How::Tls);
+    let listed = first.listed().expect("it serves circuits");
+    listed.replace_consensus(consensus([(&other, true)]));
+    let onion = client(path([&first, &other]), How::Tls);
+    echoes(&onion, &Terms::default(), 1000).await;
+    assert_eq!(over(&other), (0, 1));
 }
 
 #[tokio::test]

@@ -30,6 +30,23 @@ fn what_c_tor_wrote_is_read() {
 }
 
 #[test]
+fn a_relay_of_c_tor_has_no_channels_over_quic_and_one_that_says_so_has() {
+    let quic = |text: &str| {
+        let consensus = Consensus::parse(text).expect("read");
+        let routers = consensus.routers.iter();
+        routers.map(|router| router.quic).collect::<Vec<_>>()
+    };
+    assert!(quic(CONSENSUS).iter().all(|quic| !quic));
+    let says = |word: &str| CONSENSUS.replacen("\npr ", &format!("\npr {word} "), 1);
+    let one = quic(&says("X-HopliteQuic=1"));
+    assert_eq!(one.iter().filter(|quic| **quic).count(), 1);
+    assert!(one[0]);
+    for other in ["X-HopliteQuic=2", "X-HopliteQuic=", "X-HopliteQuics=1"] {
+        assert!(quic(&says(other)).iter().all(|quic| !quic), "{other}");
+    }
+}
+
+#[test]
 fn a_consensus_says_where_descriptors_of_onion_services_are() {
     let consensus = Consensus::parse(CONSENSUS).expect("read");
     let current = "zxJao+gBmFMSezvz/VXkEWEQJD5b/z+7AXNCGoLFVW0=";
