@@ -1,8 +1,11 @@
 """Relays of ours in a network of C tor, unaided: its authorities list them, and its clients, left alone, choose them, and have the directory from them.
+Among each other they have channels over QUIC, and with all others over TLS.
 
 Needs `tor` and `tor-gencert`.
 """
 
+import collections
+import contextlib
 import datetime
 import json
 import os
@@ -10,6 +13,7 @@ import pathlib
 import shutil
 import socket
 import sqlite3
+import struct
 import subprocess
 import threading
 import time
@@ -23,6 +27,11 @@ from tor_services_test import program
 from tor_test import Tor, consensus
 
 FETCHES = 30
+# EtherType.
+IPV4 = 0x0800
+# SO_RCVBUFFORCE of Linux.
+RECEIVE_BUFFER_FORCE = 33
+PROTOCOLS = "Conflux=1 Cons=1-2 Desc=1-2 DirCache=2 FlowCtrl=1-2 HSDir=2 HSIntro=4-5 HSRend=1-2 Link=4-5 LinkAuth=3 Microdesc=1-2 Relay=2-6 X-HopliteQuic=1"
 OURS = ("amber", "birch", "cedar")
 TAKEN = "has taken the relay's server descriptor"
 REFUSED = "the relay's server descriptor was not taken"
@@ -57,10 +66,74 @@ class Ours:
         lines = [line for line in text.splitlines() if line.startswith(name)]
         return {line.split('"')[1]: int(line.split()[-1]) for line in lines}
 
+    def knows(self, names):
+        """Whether the consensus that it has lists these."""
+        text = document(self)
+        return all(f"\nr {name} " in text for name in names)
+
+    def channels(self):
+        """How many came in over QUIC and over TLS; those over QUIC can be of relays of ours alone, as C tor has none."""
+        text = urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=5).read().decode()
+        name = 'hoplite_relay_onion_channels_in_open{transport="'
+        found = {line.split('"')[1]: int(line.split()[-1]) for line in text.splitlines() if line.startswith(name)}
+        return found["quic"], found["tls"]
+
     def keys(self):
         """What clients write of it."""
         shown = subprocess.run([HOPLITE, "--json", "keygen", "--show", self.folder], check=True, capture_output=True)
         return json.loads(shown.stdout)
+
+
+class Wire:
+    """Bytes of UDP and of TCP that come in on loopback, by the port of the relay that they go to or come from."""
+
+    def __init__(self, ports):
+        self.ports, self.udp, self.tcp = ports, collections.Counter(), collections.Counter()
+        self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(IPV4))
+        self.socket.setsockopt(socket.SOL_SOCKET, RECEIVE_BUFFER_FORCE, 64 << 20)
+        self.socket.bind(("lo", IPV4))
+        threading.Thread(target=self.count, daemon=True).start()
+
+    @classmethod
+    def of(cls, checks, ports):
+        try:
+            return cls(ports)
+        except PermissionError:
+            checks.skip("packets between relays", Missing("they are seen by root alone"))
+            return None
+
+    def count(self):
+        while True:
+            packet = self.socket.recv(128)
+            begin, kind = (packet[0] & 15) * 4, packet[9]
+            carried = {socket.IPPROTO_UDP: (self.udp, 8), socket.IPPROTO_TCP: (self.tcp, 20)}.get(kind)
+            source, to = struct.unpack_from("!HH", packet, begin)
+            port = to if to in self.ports else source
+            if carried and port in self.ports:
+                counter, header = carried
+                counter[port] += struct.unpack_from("!H", packet, 2)[0] - begin - header
+
+    def between(self, ports):
+        """Both sums, of these ports."""
+        return sum(self.udp[port] for port in ports), sum(self.tcp[port] for port in ports)
+
+
+def over_tcp(process):
+    """The ports to which a process has TCP connections on loopback."""
+    folder = pathlib.Path(f"/proc/{process.child.pid}")
+    held = set()
+    for file in (folder / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            held.add(os.readlink(file))
+    lines = [line.split() for line in (folder / "net/tcp").read_text().splitlines()[1:]]
+    return {int(line[2].split(":")[1], 16) for line in lines if line[3] == "01" and f"socket:[{line[9]}]" in held}
+
+
+def document(relay):
+    """The consensus that a relay of ours keeps for others."""
+    path = relay.folder / "tor-directory.sqlite"
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as store:
+        return store.execute("SELECT text FROM tor_document WHERE name = 'consensus'").fetchone()[0]
 
 
 def network(lab, names):
@@ -144,6 +217,21 @@ def chosen(checks, lab, authorities, http):
     return via
 
 
+def carried(checks, mine, orports, wire):
+    """What the channels of circuits run over that the client of C tor has chosen by itself."""
+    channels = {relay.name: relay.channels() for relay in mine}
+    print("     channels that came in, over QUIC and TLS:", channels, flush=True)
+    checks.check("among relays of ours there are channels over QUIC", sum(quic for quic, _ in channels.values()) > 0, channels)
+    ours = {relay.port for relay in mine}
+    for relay in mine:
+        to = over_tcp(relay.process)
+        checks.check(f"{relay.name} has dialled no relay of ours over TLS", not to & ours, (sorted(to), sorted(ours)))
+    to = set().union(*(over_tcp(relay.process) for relay in mine))
+    checks.check("and relays of C tor over TLS", to & orports, (sorted(to), sorted(orports)))
+    if wire:
+        checks.check("no relay of C tor got a packet of UDP", wire.between(orports)[0] == 0, wire.udp)
+
+
 def attempt(body):
     for _ in range(3):
         try:
@@ -180,7 +268,7 @@ def is_listed(checks, lab, authorities, mine, identities):
         mode = (relay.folder / "secret_id_key").stat().st_mode & 0o777
         checks.check(f"{relay.name}'s RSA key is for its owner alone", mode == 0o600, oct(mode))
     text = descriptor(authorities[1], mine[0].keys()["rsa"])
-    for line in ("accept 127.0.0.0/8:*", "reject *:25", "hidden-service-dir", "tunnelled-dir-server", "contact nobody <none@example.invalid>", "platform Hoplite "):
+    for line in ("accept 127.0.0.0/8:*", "reject *:25", "hidden-service-dir", "tunnelled-dir-server", f"proto {PROTOCOLS}", "contact nobody <none@example.invalid>", "platform Hoplite "):
         checks.check(f"the descriptor that an authority gives has {line!r}", f"\n{line}" in text, text[:1500])
 
 
@@ -220,12 +308,14 @@ def alone(lab, name, authorities, mine, home=None):
     return program(lab, name, [], extra)
 
 
-def cached(checks, lab, authorities, mine, http):
+def cached(checks, lab, authorities, mine, http, wire):
     """One of our relays is all that a client knows: its directory, and with the others guard, middle and exit."""
     before = sum(relay.given()["given"] for relay in mine)
     via = alone(lab, "alone", authorities, mine)
     checks.check("a C tor client has the whole directory from our relays alone", "Bootstrapped 100%" in via.text(), via.text()[-800:])
     checks.attempt("and fetches over them", lambda: fetch(via, "127.0.0.1", http, 100_000))
+    if wire:
+        between(checks, via, mine, http, wire)
     given = sum(relay.given()["given"] for relay in mine) - before
     checks.check("our directory caches gave it a consensus, certificates and microdescriptors", given >= 3, given)
     # Votes are each ten seconds: it asks for the next consensus while it has one that holds.
@@ -238,6 +328,17 @@ def cached(checks, lab, authorities, mine, http):
     print(f"      {told[-1:]}", flush=True)
     checks.check("and has applied it", applied and not any("Could not apply" in line for line in told), told[-4:])
     return via
+
+
+def between(checks, via, mine, http, wire):
+    """Three hops of ours: the client's channel to the first is TLS, and the two others are QUIC."""
+    ports, size = [relay.port for relay in mine], 1_000_000
+    before = wire.between(ports)
+    checks.attempt("1 MB over relays of ours alone", lambda: fetch(via, "127.0.0.1", http, size))
+    udp, tcp = (after - at for after, at in zip(wire.between(ports), before))
+    print(f"     of {size} bytes over three relays of ours came {udp} over UDP and {tcp} over TCP", flush=True)
+    checks.check("it went over QUIC between them, twice", udp > 2 * size, udp)
+    checks.check("and over TLS once", size < tcp < 1.8 * size, tcp)
 
 
 def theirs(checks, mine):
@@ -267,6 +368,17 @@ def ours_too(checks, lab, authorities, mine, http):
     via.stop()
 
 
+def first_relays(checks, lab, authorities, orports, http):
+    """Clients of ours over one path: a first relay of ours is reached over QUIC, one of C tor over TLS. Chosen by itself, it has to be Stable, which
+    nobody is for sure who is as young as ours."""
+    for path, how in ((["amber", "r0", "birch"], "QUIC"), (["r0", "amber", "birch"], "TLS")):
+        via = our_client(lab, f"over{how}", authorities, path=path)
+        checks.attempt(f"our client fetches over {path}", lambda via=via: fetch(via, "127.0.0.1", http, 20_000))
+        to = over_tcp(via) & orports
+        checks.check(f"over {how} to {path[0]}", len(to) == (how == "TLS"), sorted(to))
+        via.stop()
+
+
 def over(checks, lab, authorities, mine, via, http):
     """All authorities are gone, and the last consensus is over: who runs goes on, and who comes is given it for a day."""
     for authority in authorities:
@@ -284,10 +396,7 @@ def over(checks, lab, authorities, mine, via, http):
 
 def over_for(relay):
     """Whether a minute and more has gone since it had a consensus last: so long they hold."""
-    path = relay.folder / "tor-directory.sqlite"
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as store:
-        text = store.execute("SELECT text FROM tor_document WHERE name = 'consensus'").fetchone()[0]
-    until = next(line for line in text.splitlines() if line.startswith("valid-until "))
+    until = next(line for line in document(relay).splitlines() if line.startswith("valid-until "))
     until = datetime.datetime.fromisoformat(until.removeprefix("valid-until ")).replace(tzinfo=datetime.timezone.utc)
     return until < datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(seconds=2)
 
@@ -302,7 +411,8 @@ def main():
         http, resolver = targets.ports["http"], f"127.0.0.1:{targets.ports['dns']}"
         names = pathlib.Path(lab.folder / "resolv.conf")
         names.write_text(f"nameserver {resolver}\n")
-        authorities, _ = network(lab, names)
+        authorities, others = network(lab, names)
+        orports = {tor.orport for tor in authorities + others}
         wait_for("the authorities", lambda: len(listed(authorities[0])) >= 5 or time.sleep(0.5), 90)
         mine = [Ours(lab, name, resolver, authorities).start() for name in OURS[:2]]
         for relay in mine:
@@ -311,11 +421,15 @@ def main():
         impostor(checks, lab, authorities, resolver, mine[0])
         mine.append(late(checks, lab, authorities, resolver))
         is_listed(checks, lab, authorities, mine, [authority.v3 for authority in authorities])
+        wait_for("our relays to know each other", lambda: all(relay.knows(OURS) for relay in mine) or time.sleep(0.5), 60)
+        wire = Wire.of(checks, orports | {relay.port for relay in mine})
         via = chosen(checks, lab, authorities, http)
+        carried(checks, mine, orports, wire)
         checks.attempt("1 MB more", lambda: fetch(via, "127.0.0.1", http, 1_000_000))
-        over_ours = cached(checks, lab, authorities, mine, http)
+        over_ours = cached(checks, lab, authorities, mine, http, wire)
         theirs(checks, mine)
         ours_too(checks, lab, authorities, mine, http)
+        first_relays(checks, lab, authorities, orports | {relay.port for relay in mine}, http)
         over(checks, lab, authorities, mine, over_ours, http)
         for relay in mine:
             checks.check(f"{relay.name}'s log has no panic", "panicked" not in relay.text(), relay.text()[-600:])

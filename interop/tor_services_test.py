@@ -88,12 +88,13 @@ def keys(lab, address):
     return folder, told, private
 
 
-def ours(lab, name, authorities, tables="", onion="", ports=None, wait=True):
-    """A client of ours whose directory is the network's consensus."""
+def ours(lab, name, authorities, tables="", onion="", ports=None, wait=True, path=()):
+    """A client of ours whose directory is the network's consensus. `path`: the relays of all circuits, by their nicknames."""
     socks, http = free_port(), free_port()
     ports = ports or [authority.dirport for authority in authorities]
     names = [f"{authority.v3}@127.0.0.1:{port}" for authority, port in zip(authorities, ports)]
     text = f'overlay = "onion"\nsocks.listen = "127.0.0.1:{socks}"\nhttp.listen = "127.0.0.1:{http}"\n\n'
+    text += f"path = {quoted(path)}\n\n" if path else ""
     text += f'[directory]\ncache = "{name}.sqlite"\napart = ["family"]\n\n'
     text += f"[directory.tor]\nauthorities = {quoted(names)}\ntesting = true\n\n[onion]\n{onion}\n\n{tables}"
     file = lab.folder / f"{name}.toml"
