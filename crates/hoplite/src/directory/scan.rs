@@ -62,7 +62,7 @@ const LARGEST: u64 = 256 << 20;
 /// `hoplite directory scan`
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The TOML file: a client's, with [scan].
+    /// The TOML file: a client's, with a table `scan`.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
 }
