@@ -1,21 +1,28 @@
 //! How much of a server of plain HTTP whoever asks may have: places for connections, and what may be asked for within a minute. By address (IPv6: /64) and
-//! in all; the quiet come first. The authorities and the issuer serve behind it.
+//! in all; the quiet come first. The authorities, relays that keep the list, and the issuer serve behind it.
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
     io,
     net::IpAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
     sync::Notify,
-    time::Instant,
+    time::{Instant, timeout},
 };
 
 /// Whose a connection is.
@@ -211,6 +218,34 @@ impl AsyncWrite for Watched {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// Bytes of a request's head.
+const HEAD_SIZE: usize = 8192;
+
+/// Answers the requests of one connection in the clear, until it ends, `whole` is over or its place is lost. `head` is how long a request's head may take:
+/// it begins with the connection, and again with each answer, so it bounds the pauses too.
+pub(crate) async fn converse<F: Future<Output = Response<Full<Bytes>>>>(
+    stream: TcpStream,
+    place: Place,
+    (head, whole): (Duration, Duration),
+    answer: impl Fn(Request<Incoming>) -> F,
+) {
+    let place = Arc::new(place);
+    let stream = TokioIo::new(Watched::new(stream, Arc::clone(&place)));
+    let service = service_fn(move |request| {
+        let response = answer(request);
+        async { Ok::<_, Infallible>(response.await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(head)
+        .max_buf_size(HEAD_SIZE)
+        .serve_connection(stream, service);
+    tokio::select! {
+        ended = timeout(whole, connection) => drop(ended),
+        () = place.lost() => {}
     }
 }
 

@@ -1,7 +1,7 @@
 //! A relay that keeps the list of relays for clients (`[directory] cache`): `GET /hoplite/list` in plain HTTP/1.1, as authorities answer it, or the difference
 //! to the list that the request names. docs/directory.md, "Caches". Bounded in connections, time and bytes, as an authority is.
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use hoplite_directory::{DIFF_FROM, ListCache};
@@ -9,23 +9,16 @@ use hoplite_relay::Config;
 use hoplite_wire::directory::{SignedList, list_diff};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::body::Incoming;
 use parking_lot::Mutex;
-use tokio::{
-    net::{TcpListener, TcpStream},
-    task::spawn_blocking,
-    time::{sleep, timeout},
-};
+use tokio::{net::TcpListener, task::spawn_blocking, time::sleep};
 
 use crate::{
     config::directory::Limits,
-    http_server::{Client, Place, Places, Rate, Rates, Watched, client},
+    http_server::{Client, Places, Rate, Rates, client, converse},
     say::Failure,
 };
 
-/// Bytes of a request's head.
-const HEAD_SIZE: usize = 8192;
 /// Before the next is accepted, when there are no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -114,26 +107,11 @@ impl ListServer {
                 is_authority: false,
             };
             let place = places.enter(client);
-            tokio::spawn(converse(stream, Arc::clone(&self.server), client, place));
+            let (server, limits) = (Arc::clone(&self.server), &self.server.limits);
+            let times = (limits.request, limits.connection);
+            let answer = move |request| std::future::ready(server.answer(&request, client));
+            tokio::spawn(converse(stream, place, times, answer));
         }
-    }
-}
-
-async fn converse(stream: TcpStream, server: Arc<Server>, client: Client, place: Place) {
-    let (place, limits) = (Arc::new(place), server.limits.clone());
-    let stream = TokioIo::new(Watched::new(stream, Arc::clone(&place)));
-    let service = service_fn(move |request| {
-        let response = server.answer(&request, client);
-        async { Ok::<_, Infallible>(response) }
-    });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.request)
-        .max_buf_size(HEAD_SIZE)
-        .serve_connection(stream, service);
-    tokio::select! {
-        ended = timeout(limits.connection, connection) => drop(ended),
-        () = place.lost() => {}
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the authority answers, in plain HTTP/1.1: all of it is public and signed. Bounded in connections, time and size.
 
-use std::{convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use hoplite_crypto::Proof;
@@ -8,19 +8,15 @@ use hoplite_directory::{Change, PROOF};
 use hoplite_wire::{directory::DESCRIPTOR, relay_statistics::RELAY_STATISTICS};
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::body::Incoming;
 use parking_lot::Mutex;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 
 use super::{Shared, moment, now};
 use crate::{
     config::directory::Limits,
-    http_server::{Client, Place, Places, Rate, Rates, Watched, client},
+    http_server::{Client, Places, Rate, Rates, client, converse},
 };
-
-/// Bytes of a request's head.
-const HEAD_SIZE: usize = 8192;
 
 /// What all connections have in common.
 struct Server {
@@ -61,7 +57,10 @@ pub(super) async fn serve(listener: TcpListener, shared: Shared, limits: Limits)
         let place = places.enter(client);
         let ip = address.ip().to_canonical();
         let asking = Asking { ip, client };
-        tokio::spawn(converse(stream, Arc::clone(&server), asking, place));
+        let times = (server.limits.request, server.limits.connection);
+        let server = Arc::clone(&server);
+        let answer = move |request| answer(request, Arc::clone(&server), asking);
+        tokio::spawn(converse(stream, place, times, answer));
     }
 }
 
@@ -72,27 +71,11 @@ struct Asking {
     client: Client,
 }
 
-async fn converse(stream: TcpStream, server: Arc<Server>, asking: Asking, place: Place) {
-    let (place, limits) = (Arc::new(place), server.limits.clone());
-    let stream = TokioIo::new(Watched::new(stream, Arc::clone(&place)));
-    let service = service_fn(move |request| answer(request, Arc::clone(&server), asking));
-    // The head's time begins with the connection, and again with each answer: it bounds the pauses too.
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.request)
-        .max_buf_size(HEAD_SIZE)
-        .serve_connection(stream, service);
-    tokio::select! {
-        ended = tokio::time::timeout(limits.connection, connection) => drop(ended),
-        () = place.lost() => {}
-    }
-}
-
 async fn answer(
     request: Request<Incoming>,
     server: Arc<Server>,
     asking: Asking,
-) -> Result<Response<Full<Bytes>>, Infallible> {
+) -> Response<Full<Bytes>> {
     let path = request.uri().path().to_owned();
     let (status, body) = match (request.method(), path.as_str()) {
         (&Method::POST, "/hoplite/descriptor") => upload(request, &server, asking).await,
@@ -107,7 +90,7 @@ async fn answer(
     *response.status_mut() = status;
     let kind = header::HeaderValue::from_static("text/plain; charset=us-ascii");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    Ok(response)
+    response
 }
 
 fn get(path: &str, server: &Server, asking: Asking) -> (StatusCode, Bytes) {
