@@ -22,6 +22,7 @@ use hoplite_wire::{
     },
 };
 use libfuzzer_sys::fuzz_target;
+use tokio::runtime::{Builder, Runtime};
 
 /// Small ones, so that they are reached.
 const LIMITS: Limits = Limits {
@@ -37,9 +38,16 @@ const LIMITS: Limits = Limits {
 /// What a circuit's end may own with them, in bytes: four streams whose cells were read into memory twice as large.
 const MOST: usize = 4 << 20;
 
+/// Streams that a program has ended wait for a while; the clock of these stands still.
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+    let mut builder = Builder::new_current_thread();
+    let runtime = builder.enable_time().start_paused(true).build();
+    runtime.expect("a runtime")
+});
 static KEYS: LazyLock<[OnionKeys; 3]> = LazyLock::new(|| [1, 2, 3].map(keys));
 
 fuzz_target!(|bytes: &[u8]| {
+    let _timers = RUNTIME.enter();
     let mut input = Input(bytes);
     match input.byte() {
         who @ 0..=127 => client::run(who, &mut input),

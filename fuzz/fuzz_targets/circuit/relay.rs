@@ -343,6 +343,8 @@ impl Hostile {
             match cell.command {
                 Command::CREATED2 => self.joined(&cell.body),
                 Command::RELAY => self.heard(cell),
+                // Whoever asked by CREATE_FAST says nothing more: a layer is had by ntor alone.
+                Command::CREATED_FAST => {}
                 Command::DESTROY => return self.leave(1),
                 other => unreachable!("{other:?} towards a client"),
             }
