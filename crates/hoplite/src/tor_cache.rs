@@ -10,10 +10,10 @@ use hoplite_directory::{
 };
 use hoplite_overlay::Direct;
 use hoplite_relay::{
-    Config, DirectoryCache, Documents, Encoded, GivenCertificate, GivenConsensus, Handle,
-    InConsensus, Listed,
+    Config, DirectoryCache, Documents, GivenCertificate, GivenConsensus, Handle, InConsensus,
+    Listed,
 };
-use hoplite_wire::Target;
+use hoplite_wire::{Target, content_coding::Encoded};
 use tokio::{task::spawn_blocking, time::sleep};
 use tracing::{info, warn};
 

@@ -29,7 +29,7 @@ pub use client_regions::ClientRegions;
 pub use config::{Config, ConfigError};
 pub use handle::{Handle, IssuerKeys, Parts, Rekey, Relay, Sampler, StartError};
 pub use onion::{
-    Circuits, DirectoryCache, Documents, Encoded, GivenCertificate, GivenConsensus, HsDir,
-    InConsensus, Listed,
+    Circuits, DirectoryCache, Documents, GivenCertificate, GivenConsensus, HsDir, InConsensus,
+    Listed,
 };
 pub use policy::{Rule, RuleError, exit_policy};

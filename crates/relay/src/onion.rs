@@ -41,7 +41,7 @@ use self::{
     known_relays::KnownRelays,
 };
 pub use self::{
-    directory_cache::{DirectoryCache, Documents, Encoded, GivenCertificate, GivenConsensus},
+    directory_cache::{DirectoryCache, Documents, GivenCertificate, GivenConsensus},
     hsdir::HsDir,
     known_relays::{InConsensus, Listed},
 };

@@ -10,6 +10,7 @@ pub mod cell;
 mod circuit_use;
 pub mod connect_ip;
 pub mod connect_tcp;
+pub mod content_coding;
 pub mod directory;
 pub mod dns;
 pub mod forwarding;

@@ -31,7 +31,10 @@ use hoplite_onion::{
     relay::{Asking, Directory, Extensions},
 };
 use hoplite_overlay::{Error, ErrorKind, Reason, Stream};
-use hoplite_wire::tor::directory_request::{DirectoryRequest, Encoding, diff_from, http_date};
+use hoplite_wire::{
+    content_coding::Encoding,
+    tor::directory_request::{DirectoryRequest, diff_from, http_date},
+};
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use parking_lot::Mutex;
@@ -41,7 +44,7 @@ use tokio::{
 };
 
 use self::documents::{Answer, Asked};
-pub use self::documents::{Documents, Encoded, GivenCertificate, GivenConsensus};
+pub use self::documents::{Documents, GivenCertificate, GivenConsensus};
 use super::{
     directory_streams::{BUFFER, Streams, converse},
     hsdir::{HSDIR, HsDir},

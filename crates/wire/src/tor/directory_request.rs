@@ -1,5 +1,5 @@
 //! What a directory of Tor's network is asked for by its clients: the consensus, certificates of the authorities, microdescriptors. dir-spec
-//! "General-use HTTP URLs", "Serving and requesting diffs"; "HTTP headers" and RFC 9110, sections 5.6.7 and 12.5.3, for what stands beside the URL.
+//! "General-use HTTP URLs", "Serving and requesting diffs"; "HTTP headers" and RFC 9110, section 5.6.7, for what stands beside the URL.
 
 use super::{base64, date, encode, hex, seconds, to_hex};
 
@@ -165,56 +165,6 @@ fn joined<T>(all: &[T], between: &str, write: impl Fn(&T) -> String) -> String {
     all.join(between)
 }
 
-/// In which form an answer goes: those that directories know, and that are here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Encoding {
-    /// As it is.
-    Identity,
-    /// The format of zlib (RFC 1950), which HTTP calls so.
-    Deflate,
-    /// RFC 1952.
-    Gzip,
-}
-
-impl Encoding {
-    /// What `Content-Encoding` says.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Identity => "identity",
-            Self::Deflate => "deflate",
-            Self::Gzip => "gzip",
-        }
-    }
-
-    /// The smallest form that a client takes: by `Accept-Encoding`, which "should override the presence or absence of the `.z`".
-    pub fn of(accepted: Option<&str>, compressed: bool) -> Self {
-        let Some(accepted) = accepted else {
-            return if compressed {
-                Self::Deflate
-            } else {
-                Self::Identity
-            };
-        };
-        let takes = |name: &str| accepted.split(',').any(|one| is_taken(one, name));
-        if takes("deflate") {
-            Self::Deflate
-        } else if takes("gzip") {
-            Self::Gzip
-        } else {
-            Self::Identity
-        }
-    }
-}
-
-/// `gzip;q=0.5`: weights count for nothing here but that 0 is never.
-fn is_taken(one: &str, name: &str) -> bool {
-    let (coding, weight) = one.split_once(';').unwrap_or((one, ""));
-    let weight = weight.trim().strip_prefix("q=").unwrap_or("1");
-    let never =
-        weight.starts_with('0') && !weight.bytes().any(|byte| (b'1'..=b'9').contains(&byte));
-    coding.trim().eq_ignore_ascii_case(name) && !never
-}
-
 /// SHA3-256 of what is signed of the consensuses that the field `X-Or-Diff-From-Consensus` names; those that are none are left out.
 pub fn diff_from(field: &str) -> Vec<[u8; 32]> {
     let names = field.split(',').take(NAMED);
@@ -308,7 +258,7 @@ mod tests {
         #[test]
         fn any_target_is_read_without_a_panic(target in "/tor/(status-vote/current/consensus-microdesc|micro/d/|keys/)(fp|sk|fp-sk|diff)?/?[ -~é]{0,80}(\\.z)?") {
             let read = DirectoryRequest::parse(&target);
-            let others = (Encoding::of(Some(&target), true), diff_from(&target), http_date(&target));
+            let others = (diff_from(&target), http_date(&target));
             drop((read, others));
         }
     }
@@ -354,17 +304,6 @@ mod tests {
         }
         let many = vec!["A".repeat(43); NAMED + 1].join("-");
         assert_eq!(parse(&format!("/tor/micro/d/{many}")), None);
-    }
-
-    #[test]
-    fn the_field_says_which_encoding_where_there_is_one_and_else_the_target() {
-        let of = |accepted| Encoding::of(Some(accepted), true);
-        assert_eq!(Encoding::of(None, true), Encoding::Deflate);
-        assert_eq!(Encoding::of(None, false), Encoding::Identity);
-        assert_eq!(of("x-zstd, x-tor-lzma, gzip, deflate"), Encoding::Deflate);
-        assert_eq!(of("x-zstd,GZIP;q=0.5"), Encoding::Gzip);
-        assert_eq!(of("x-zstd, deflate;q=0.0"), Encoding::Identity);
-        assert_eq!(of(""), Encoding::Identity);
     }
 
     #[test]

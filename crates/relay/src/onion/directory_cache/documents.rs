@@ -4,64 +4,18 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    fmt,
-    io::Write,
     sync::Arc,
 };
 
 use bytes::Bytes;
-use flate2::{Compression, Crc, write::ZlibEncoder};
-use hoplite_wire::tor::directory_request::{Certificates, DirectoryRequest, Encoding, Prefix};
+use hoplite_wire::{
+    content_coding::{Encoded, Encoding},
+    tor::directory_request::{Certificates, DirectoryRequest, Prefix},
+};
 use http::StatusCode;
 
 /// For how many seconds a consensus is given that is over: so long C tor's clients use one ("reasonably live").
 const OVER: u64 = 24 * 3600;
-/// Header of gzip (RFC 1952, section 2.3) for a stream of no known time and system.
-const GZIP: &[u8] = &[0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255];
-/// Bytes of zlib before the deflated data and behind them (RFC 1950, section 2.2).
-const ZLIB_HEAD: usize = 2;
-const ZLIB_TAIL: usize = 4;
-
-/// A document in all forms in which it is given. Clones share them.
-#[derive(Clone)]
-pub struct Encoded {
-    text: Bytes,
-    zlib: Bytes,
-    crc: u32,
-}
-
-impl Encoded {
-    /// Compresses it: of millions of bytes in a tenth of a second.
-    pub fn of(text: String) -> Self {
-        let mut crc = Crc::new();
-        crc.update(text.as_bytes());
-        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
-        // Writing to memory does not fail.
-        let zlib = encoder.write_all(text.as_bytes());
-        let zlib = zlib.and_then(|()| encoder.finish()).unwrap_or_default();
-        Self {
-            crc: crc.sum(),
-            text: text.into(),
-            zlib: zlib.into(),
-        }
-    }
-
-    /// "Clients MUST accept compressed concatenated documents and concatenated compressed documents as equivalent."
-    fn put(&self, encoding: Encoding, body: &mut VecDeque<Bytes>) {
-        match encoding {
-            Encoding::Identity => body.push_back(self.text.clone()),
-            Encoding::Deflate => body.push_back(self.zlib.clone()),
-            Encoding::Gzip => {
-                let end = self.zlib.len().saturating_sub(ZLIB_TAIL).max(ZLIB_HEAD);
-                let length = u32::try_from(self.text.len()).unwrap_or(u32::MAX);
-                let tail = [self.crc.to_le_bytes(), length.to_le_bytes()].concat();
-                body.push_back(Bytes::from_static(GZIP));
-                body.push_back(self.zlib.slice(ZLIB_HEAD..end));
-                body.push_back(tail.into());
-            }
-        }
-    }
-}
 
 /// The consensus of Tor's authorities that is given.
 #[derive(Clone, Debug)]
@@ -139,7 +93,10 @@ impl Answer {
     /// "404 -- the requested document was not found."
     fn of<'a>(found: impl Iterator<Item = &'a Encoded>, encoding: Encoding) -> Self {
         let mut answer = Self::without_body(StatusCode::OK);
-        found.for_each(|one| one.put(encoding, &mut answer.body));
+        for one in found {
+            let parts = one.parts(encoding).into_iter();
+            answer.body.extend(parts.filter(|part| !part.is_empty()));
+        }
         if answer.body.is_empty() {
             answer.status = StatusCode::NOT_FOUND;
         }
@@ -221,13 +178,5 @@ fn is_named(which: &Certificates, authority: &[u8; 20], key: &[u8; 20]) -> bool 
         Certificates::Of(ids) => ids.contains(authority),
         Certificates::OfKeys(keys) => keys.contains(key),
         Certificates::OfBoth(both) => both.contains(&(*authority, *key)),
-    }
-}
-
-impl fmt::Debug for Encoded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Encoded")
-            .field("bytes", &self.text.len())
-            .finish_non_exhaustive()
     }
 }

@@ -4,6 +4,7 @@ use std::{collections::HashMap, io::Read};
 
 use flate2::read::{GzDecoder, ZlibDecoder};
 use hoplite_onion::relay::Requester;
+use hoplite_wire::content_coding::Encoded;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
