@@ -1,14 +1,11 @@
 //! A client's view of the directory: the newest list that it believes, what was wrong with others, and where to ask next.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc};
 
-use futures_util::future::join_all;
-use hoplite_overlay::Overlay;
-use hoplite_wire::directory::{List, SignedList, Source, Stage, split_signed};
+use hoplite_wire::directory::{List, SignedList, Stage, split_signed};
 
 use crate::{
-    FetchError, Lifetime, Refused, Store, StoreError, Trust, check::check_list_with,
-    fetch::fetch_list, list_cache::KnownText,
+    Lifetime, Refused, Store, StoreError, Trust, asking::KnownText, check::check_list_with,
 };
 
 /// What a list that was believed meant to us.
@@ -258,23 +255,10 @@ impl Client {
         caches.flatten().collect()
     }
 
-    /// The list that is used, for relays that keep lists to tell the difference to.
+    /// The list that is used, for who is asked for the next one to tell the difference to. Of one that is over nobody learns that somebody has come back.
     pub fn known_list(&self, now: u64) -> Option<KnownText> {
         let list = self.list(now).ok().flatten()?;
-        Some(KnownText::of(list.list.text()))
-    }
-
-    /// Asks all `sources` at once; what each answered, in their order.
-    pub async fn ask(
-        overlay: &dyn Overlay,
-        sources: &[Source],
-        limit: Duration,
-    ) -> Vec<Result<String, FetchError>> {
-        let ask = |source: &Source| {
-            let address = source.address.clone();
-            async move { fetch_list(overlay, &address, None, limit).await }
-        };
-        join_all(sources.iter().map(ask)).await
+        Some(KnownText::of(&list.list.text()))
     }
 }
 
@@ -371,7 +355,7 @@ mod tests {
             assert_eq!(hear(&mut client, &one), Err(Refused::Split));
             assert_eq!(hear(&mut client, &good), rolled_back);
             // It is asked for the next one when that is due, not all the time.
-            assert_eq!(client.next(START + 4000, &mut |_| 0), START + 7200);
+            assert_eq!(client.next(START + 4000, &mut |_| 0), START + 7200 + 900);
             let stale = client.list(START + 3 * 3600 + 61).err();
             assert_eq!(stale, Some(Refused::Split));
         }
@@ -539,7 +523,7 @@ mod tests {
         let mut client = client();
         assert_eq!(client.next(START, &mut |_| 0), START);
         assert_eq!(hear(&mut client, &text(START, &[1])), Ok(Heard::Newer));
-        assert_eq!(client.next(START, &mut |_| 0), START + 3600);
+        assert_eq!(client.next(START, &mut |_| 0), START + 3600 + 900);
         assert_eq!(
             client.next(START, &mut |below| below - 1),
             START + 3600 + 4799

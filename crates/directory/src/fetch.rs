@@ -1,5 +1,5 @@
 //! One request to an authority over any overlay, or to an HSDir over a stream to it: HTTP/1.1 (RFC 9112) in the clear, as what is asked for is public and
-//! signed. Bounded in time and size.
+//! signed. Bounded in time and size: what comes compressed, in what is made of it, too.
 
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use hoplite_crypto::Proof;
 use hoplite_overlay::{Overlay, Stream, Terms};
 use hoplite_wire::{
     Target,
+    content_coding::{Encoding, inflate},
     directory::{LIST, SignedDescriptor, list_diff::hash_text},
     tor::{
         directory_request::{diff_from_field, to_http_date},
@@ -42,12 +43,21 @@ pub enum FetchError {
         /// Its first words, if they can be shown.
         complaint: Option<String>,
     },
-    /// The answer is larger than such an answer may be, or no text.
+    /// The answer is larger than such an answer may be, no text, or in a form that was not asked for.
     #[error("the authority's answer is too large or no text: ask another")]
     Unfit,
     /// It took too long.
     #[error("the authority has not answered in time: ask another, or try again")]
     TimedOut,
+}
+
+/// What was answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answered {
+    /// The document.
+    pub text: String,
+    /// Bytes that came for it.
+    pub bytes: usize,
 }
 
 /// Gets a document of at most `most` bytes, within `limit`.
@@ -61,23 +71,25 @@ pub async fn fetch(
     most: usize,
     limit: Duration,
 ) -> Result<String, FetchError> {
-    let request = request(Method::GET, &authority.to_string(), path, Bytes::new());
-    ask(overlay, authority, request, most, limit).await
+    let request = request_for_document(authority, path);
+    let answer = ask(overlay, authority, request, most, limit).await;
+    answer.map(|answer| answer.text)
 }
 
-/// The field of a request that names the list that one has, by [`hash_text`] of it without its signatures: the answer may be the difference to it.
+/// The field of a request that names lists that one has, the dearest first, by [`hash_text`] of them without their signatures, with commas between: the
+/// answer may be the difference to one of them.
 pub const DIFF_FROM: &str = "hoplite-diff-from";
 
-/// Gets a list, or the difference to the one with this hash.
+/// Gets a list, or the difference to one with such a hash.
 pub(crate) async fn fetch_list(
     overlay: &dyn Overlay,
     source: &Target,
-    known: Option<&[u8; 32]>,
+    known: impl Iterator<Item = &[u8; 32]>,
     limit: Duration,
-) -> Result<String, FetchError> {
-    let path = "/hoplite/list";
-    let mut request = request(Method::GET, &source.to_string(), path, Bytes::new());
-    if let Some(value) = known.and_then(|known| hash_text(known).parse().ok()) {
+) -> Result<Answered, FetchError> {
+    let mut request = request_for_document(source, "/hoplite/list");
+    let known: Vec<_> = known.map(hash_text).collect();
+    if let Some(value) = known.join(", ").parse().ok().filter(|_| !known.is_empty()) {
         request.headers_mut().insert(DIFF_FROM, value);
     }
     ask(overlay, source, request, LIST, limit).await
@@ -100,7 +112,7 @@ pub(crate) async fn fetch_consensus(
     most: usize,
     limit: Duration,
 ) -> Result<String, FetchError> {
-    let mut request = request(Method::GET, &directory.to_string(), path, Bytes::new());
+    let mut request = request_for_document(directory, path);
     if let Some(known) = known {
         let fields = [
             ("x-or-diff-from-consensus", diff_from_field(known.hash)),
@@ -112,7 +124,8 @@ pub(crate) async fn fetch_consensus(
             }
         }
     }
-    ask(overlay, directory, request, most, limit).await
+    let answer = ask(overlay, directory, request, most, limit).await;
+    answer.map(|answer| answer.text)
 }
 
 /// The field of a request by which a descriptor's pin is proven: see [`crate::said_by_holder`].
@@ -186,7 +199,8 @@ pub async fn upload_to_tor(
 pub async fn fetch_descriptor(stream: Stream, key: &[u8; 32]) -> Result<String, FetchError> {
     let asked = HsDirRequest::Fetch(*key);
     let request = request(Method::GET, "", &asked.target(), Bytes::new());
-    exchange(stream, request, DESCRIPTOR).await
+    let answer = exchange(stream, request, DESCRIPTOR).await;
+    answer.map(|answer| answer.text)
 }
 
 /// Gives an HSDir a descriptor over a stream to its directory. The caller bounds the time.
@@ -224,13 +238,22 @@ fn request(method: Method, host: &str, path: &str, body: Bytes) -> Request<Full<
     request
 }
 
+/// One that may be answered compressed.
+fn request_for_document(source: &Target, path: &str) -> Request<Full<Bytes>> {
+    let mut request = request(Method::GET, &source.to_string(), path, Bytes::new());
+    let deflate = header::HeaderValue::from_static(Encoding::Deflate.name());
+    let fields = request.headers_mut();
+    fields.insert(header::ACCEPT_ENCODING, deflate);
+    request
+}
+
 async fn ask(
     overlay: &dyn Overlay,
     authority: &Target,
     request: Request<Full<Bytes>>,
     most: usize,
     limit: Duration,
-) -> Result<String, FetchError> {
+) -> Result<Answered, FetchError> {
     let terms = Terms::default().within(limit);
     let all = async {
         let stream = overlay.open_stream(authority, &terms).await;
@@ -244,7 +267,7 @@ async fn exchange(
     stream: Stream,
     request: Request<Full<Bytes>>,
     most: usize,
-) -> Result<String, FetchError> {
+) -> Result<Answered, FetchError> {
     let (mut sender, connection) = http1::Builder::new()
         .max_buf_size(1 << 16)
         // C tor knows `Content-Length` in these letters alone, and takes for the body what has come so far where it finds none.
@@ -266,7 +289,7 @@ async fn exchange(
     }
 }
 
-async fn answer(response: Response<Incoming>, most: usize) -> Result<String, FetchError> {
+async fn answer(response: Response<Incoming>, most: usize) -> Result<Answered, FetchError> {
     let status = response.status();
     let most = if status == StatusCode::OK {
         most
@@ -275,13 +298,14 @@ async fn answer(response: Response<Incoming>, most: usize) -> Result<String, Fet
     };
     // C tor says in the status line what is wrong, and nothing behind it.
     let reason = response.extensions().get::<ReasonPhrase>().cloned();
-    let text = text(response.into_body(), most).await;
+    let answered = document(response, most).await;
     match status {
-        StatusCode::OK => text,
+        StatusCode::OK => answered,
         status => {
             let reason =
                 reason.and_then(|reason| str::from_utf8(reason.as_bytes()).ok().map(str::to_owned));
-            let mut said = text.ok().into_iter().chain(reason);
+            let said = answered.ok().map(|answered| answered.text);
+            let mut said = said.into_iter().chain(reason);
             Err(FetchError::Status {
                 status: status.as_u16(),
                 complaint: said.find(|text| is_harmless(text)),
@@ -295,14 +319,27 @@ fn is_harmless(text: &str) -> bool {
     (1..=COMPLAINT).contains(&text.len()) && text.chars().all(|c| c == ' ' || c.is_ascii_graphic())
 }
 
-async fn text(body: Incoming, most: usize) -> Result<String, FetchError> {
-    let collected = Limited::new(body, most).collect().await;
-    let bytes = collected.map_err(|error| match error.downcast::<hyper::Error>() {
+/// The body, of at most `most` bytes as they come, and as they are when they are not compressed any more.
+async fn document(response: Response<Incoming>, most: usize) -> Result<Answered, FetchError> {
+    let coding = response.headers().get(header::CONTENT_ENCODING).cloned();
+    let collected = Limited::new(response.into_body(), most).collect().await;
+    let came = collected.map_err(|error| match error.downcast::<hyper::Error>() {
         Ok(error) => FetchError::Http(*error),
         Err(error) => {
             debug_assert!(error.is::<LengthLimitError>(), "there is no other");
             FetchError::Unfit
         }
     })?;
-    String::from_utf8(bytes.to_bytes().into()).map_err(|_| FetchError::Unfit)
+    let came = came.to_bytes();
+    let bytes = came.len();
+    let is = |one: Encoding| coding.as_ref().is_some_and(|coding| coding == one.name());
+    let text = if is(Encoding::Deflate) {
+        inflate(&came, most).map_err(|_| FetchError::Unfit)?
+    } else if coding.is_none() || is(Encoding::Identity) {
+        came.into()
+    } else {
+        return Err(FetchError::Unfit);
+    };
+    let text = String::from_utf8(text).map_err(|_| FetchError::Unfit)?;
+    Ok(Answered { text, bytes })
 }

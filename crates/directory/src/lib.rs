@@ -6,6 +6,7 @@
 //! The documents' text (`wire::directory`), signatures (`crypto::signing`), the server's sockets and all files but the store (the binary).
 //! Tor's own directory is beside all that, in [`tor`]. No clock: every time is handed in, in seconds since 1970.
 
+mod asking;
 pub mod authority;
 mod check;
 mod client;
@@ -26,16 +27,17 @@ mod testing;
 pub mod tor;
 mod vanguards;
 
+pub use asking::{KnownText, ask_caches, ask_for_list};
 pub use authority::Authority;
 pub use check::{Refused, RelayKey, Trust, said_by_holder, sign_descriptor};
 pub use client::{Client, Heard, ListChecker, Offered};
 pub use fetch::{
-    DIFF_FROM, FetchError, PROOF, fetch, fetch_descriptor, publish_descriptor, upload,
+    Answered, DIFF_FROM, FetchError, PROOF, fetch, fetch_descriptor, publish_descriptor, upload,
     upload_statistics, upload_to_tor,
 };
 pub use guards::{Guard, Guards, Suspect};
 pub use hsdirs::{HsDirs, PlacedRing};
-pub use list_cache::{Answered, KnownText, ListCache, ask_caches};
+pub use list_cache::ListCache;
 pub use path_bias::{PathBias, Suspicion};
 pub use path_chooser::{AVOIDED, Moment, PathChooser};
 pub use renewal::Lifetime;

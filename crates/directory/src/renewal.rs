@@ -1,5 +1,5 @@
 //! When those who have a list of ours, or a consensus of Tor's, ask for the next: clients so that they do not come all at once, those who keep it for
-//! others before almost all clients do. docs/directory.md, "What a client believes" and "Caches"; dir-spec "Client operation", "Directory cache operation".
+//! others before clients do. docs/directory.md, "What a client believes" and "Caches"; dir-spec "Client operation", "Directory cache operation".
 
 /// For how long a list or a consensus holds. In seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,13 +16,17 @@ pub struct Lifetime {
 type Below<'a> = &'a mut dyn FnMut(u64) -> u64;
 
 impl Lifetime {
-    /// When who has a list asks again: at a moment of the two thirds of the last that are left when it is no longer fresh.
+    /// When who has a list asks again: at a moment between an eighth and two thirds of the time that is left when it is no longer fresh.
     pub fn next_list(self, random: Below<'_>) -> u64 {
-        let room = self.valid_until.saturating_sub(self.fresh_until) / 3 * 2;
-        self.fresh_until.saturating_add(random(room.max(1)))
+        let left = self.valid_until.saturating_sub(self.fresh_until);
+        let (begins, ends) = (left / 8, left / 3 * 2);
+        let room = ends.saturating_sub(begins).max(1);
+        self.fresh_until
+            .saturating_add(begins)
+            .saturating_add(random(room))
     }
 
-    /// When who keeps lists for others does: in the first sixteenth of that time.
+    /// When who keeps lists for others does: in the first sixteenth of that time, and has as long again for what goes wrong before clients come.
     pub fn next_list_of_cache(self, random: Below<'_>) -> u64 {
         let room = self.valid_until.saturating_sub(self.fresh_until) / 16;
         self.fresh_until.saturating_add(random(room.max(1)))
@@ -60,12 +64,12 @@ mod tests {
     };
 
     #[test]
-    fn who_keeps_it_for_others_asks_before_almost_all_clients() {
+    fn who_keeps_it_for_others_asks_before_any_client() {
         let between = |next: fn(Lifetime, Below<'_>) -> u64| {
             let first = next(HOUR, &mut |_| 0);
             (first - 39_600, next(HOUR, &mut |below| below - 1) - 39_600)
         };
-        assert_eq!(between(Lifetime::next_list), (0, 4799));
+        assert_eq!(between(Lifetime::next_list), (900, 4799));
         assert_eq!(between(Lifetime::next_list_of_cache), (0, 449));
         assert_eq!(between(Lifetime::next_consensus), (2700, 6633));
         assert_eq!(between(Lifetime::next_consensus_of_cache), (0, 1799));

@@ -1,5 +1,6 @@
 //! What outlives the process, in SQLite: a client's list and guards, an authority's descriptors. Each change is one transaction: all of it or nothing.
 
+mod given;
 mod tor;
 
 use std::{

@@ -70,6 +70,29 @@ pub(crate) fn list(start: u64, relays: &[SignedDescriptor]) -> List {
     }
 }
 
+/// The time of the first list of [`hour`].
+pub(crate) const START: u64 = 1_700_000_000;
+
+/// The list of 100 relays of an hour, in which every tenth has said something else since the hour before.
+pub(crate) fn hour(hour: u64, signers: &[u8]) -> String {
+    hour_of(hour, 10, signers)
+}
+
+/// The same where each relay says something else after so many hours.
+pub(crate) fn hour_of(hour: u64, every: u64, signers: &[u8]) -> String {
+    let says = |n: u8| {
+        let changed = (hour + u64::from(n)) / every;
+        let descriptor = Descriptor {
+            published: 1_699_000_000 + changed,
+            cache: Some(9030),
+            ..said(n)
+        };
+        sign_descriptor(descriptor, &key(n)).expect("signed")
+    };
+    let relays: Vec<_> = (1..=100).map(says).collect();
+    signed_by(&list(START + hour * 3600, &relays), signers).to_string()
+}
+
 /// It, signed by these authorities.
 pub(crate) fn signed_by(list: &List, authorities: &[u8]) -> SignedList {
     let sign = |&n: &u8| (public(n), Signature(key(n).sign(list.text().as_bytes())));

@@ -42,6 +42,7 @@ use crate::{
     config::{self, directory::Config},
     http_server::client,
     identity,
+    list_server::Given,
     process::{self, Asked, Signals},
     say::Failure,
 };
@@ -59,6 +60,8 @@ struct State {
     writer: Writer,
     /// From where the other authorities ask: they are served first.
     others: Mutex<HashSet<IpAddr>>,
+    /// The list, as whoever asks is given it.
+    given: Given,
     /// What relays tell of their last days.
     told: Mutex<ToldStatistics>,
     /// How far their clocks may be ahead, in seconds.
@@ -72,6 +75,10 @@ impl Shared {
 
     fn writer(&self) -> &Writer {
         &self.0.writer
+    }
+
+    fn given(&self) -> &Given {
+        &self.0.given
     }
 
     /// Takes what a relay tells of its last days, if it has passed its test.
@@ -162,6 +169,9 @@ fn run(path: &Path) -> Result<(), Failure> {
 async fn serve(config: &Config, own: Key, shared: &Shared, store: Store) -> Result<(), Failure> {
     let mut signals = Signals::listen()?;
     let (listener, address) = listen(config.listen).await?;
+    if let Some(list) = text_of_list(shared) {
+        shared.given().give(list).await;
+    }
     let relays = shared.lock().relays();
     info!(listen = %address, authority = %own, relays, "the authority is up");
     let serving = serve::serve(listener, shared.clone(), config.limits.clone());
@@ -219,6 +229,7 @@ fn open(config: &Config, key: SigningKey) -> Result<(Shared, Store), Failure> {
         authority: Mutex::new(authority),
         writer: Writer::default(),
         others: Mutex::default(),
+        given: Given::open(&beside_store(config, ".lists")),
         told: Mutex::default(),
         skew: config.trust().skew,
     };
@@ -390,10 +401,14 @@ fn measured(
 }
 
 /// `directory.sqlite.uptimes` of `directory.sqlite`.
-fn uptimes_file(config: &Config) -> PathBuf {
+fn beside_store(config: &Config, end: &str) -> PathBuf {
     let mut path = config.store.as_os_str().to_owned();
-    path.push(".uptimes");
+    path.push(end);
     path.into()
+}
+
+fn uptimes_file(config: &Config) -> PathBuf {
+    beside_store(config, ".uptimes")
 }
 
 /// The longest pause: a clock that was set is noticed within it.
@@ -519,10 +534,7 @@ fn tell(shared: &Shared, events: &[Event]) {
         match event {
             Event::Voted(relays) => info!(relays, "voted"),
             Event::Signed { votes, relays } => info!(votes, relays, "a list is signed"),
-            Event::Published(signatures) => {
-                info!(signatures, "a list is published");
-                keep_state(shared);
-            }
+            Event::Published(signatures) => publish(shared, *signatures),
             Event::Failed { signatures, others } => warn!(
                 signatures,
                 others,
@@ -548,11 +560,22 @@ fn tell(shared: &Shared, events: &[Event]) {
     }
 }
 
-fn keep_state(shared: &Shared) {
-    let list = shared.lock().list();
-    let text = list.and_then(|list| String::from_utf8(list.to_vec()).ok());
-    let change = text.map(Change::List);
-    shared.writer().write(change.into_iter().collect());
+/// Keeps the list, and gives it to whoever asks, once the differences to it are made.
+fn publish(shared: &Shared, signatures: usize) {
+    let Some(text) = text_of_list(shared) else {
+        return;
+    };
+    shared.writer().write(vec![Change::List(text.clone())]);
+    let given = shared.given().clone();
+    tokio::spawn(async move {
+        given.give(text).await;
+        info!(signatures, "a list is published");
+    });
+}
+
+fn text_of_list(shared: &Shared) -> Option<String> {
+    let list = shared.lock().list()?;
+    String::from_utf8(list.to_vec()).ok()
 }
 
 /// Finds out from where the other authorities ask, again and again.

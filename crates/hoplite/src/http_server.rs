@@ -13,7 +13,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response};
+use hoplite_wire::content_coding::Encoding;
+use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -218,6 +219,42 @@ impl AsyncWrite for Watched {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// What a directory answers: text, as it is or compressed.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) body: Bytes,
+    pub(crate) encoding: Encoding,
+}
+
+impl Answer {
+    pub(crate) fn new(status: StatusCode, body: impl Into<Bytes>) -> Self {
+        Self {
+            status,
+            body: body.into(),
+            encoding: Encoding::Identity,
+        }
+    }
+
+    /// Bytes that go for it.
+    pub(crate) fn bytes(&self) -> u64 {
+        u64::try_from(self.body.len()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn response(self) -> Response<Full<Bytes>> {
+        let mut response = Response::new(Full::new(self.body));
+        *response.status_mut() = self.status;
+        let fields = response.headers_mut();
+        let text = HeaderValue::from_static("text/plain; charset=us-ascii");
+        fields.insert(header::CONTENT_TYPE, text);
+        if self.encoding != Encoding::Identity {
+            let name = HeaderValue::from_static(self.encoding.name());
+            fields.insert(header::CONTENT_ENCODING, name);
+        }
+        response
     }
 }
 

@@ -8,9 +8,9 @@ use std::{collections::BTreeSet, fmt, path::Path, sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use hoplite_crypto::{Pin, Token};
 use hoplite_directory::{
-    self as directory, Candidate, Guard, HsDirs, Layer, ListChecker, Moment, Offered, PathBias,
-    PathChooser, Refused, ServiceCircuit, Store, StoreError, Suspect, Suspicion, Vanguard,
-    Vanguards,
+    self as directory, Candidate, FetchError, Guard, HsDirs, KnownText, Layer, ListChecker, Moment,
+    Offered, PathBias, PathChooser, Refused, ServiceCircuit, Store, StoreError, Suspect, Suspicion,
+    Vanguard, Vanguards,
     path_selection::{Network, NoPath, OverlayKind, PathConstraints, Position, Random},
     tor,
 };
@@ -20,7 +20,7 @@ use hoplite_overlay::{Direct, Overlay};
 use hoplite_relay::config::Role;
 use hoplite_wire::{
     CircuitFate, Target,
-    directory::{Descriptor, Key},
+    directory::{Descriptor, Key, Source},
 };
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
@@ -436,7 +436,8 @@ async fn renew(
             };
         }
     };
-    let (answers, failures) = answers(known.checker(), file, overlay).await;
+    let asking = (known.checker(), known.known_list(now()));
+    let (answers, failures) = answers(asking, file, overlay).await;
     let (numbers, offered): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
     let heard = known.take(offered)?;
     let refusals = numbers.into_iter().zip(heard);
@@ -455,13 +456,13 @@ async fn renew(
 /// What of the authorities' answers can be believed, and why there is none of others; by their numbers in the file. Signatures are checked
 /// in a thread that may block: traffic goes on.
 async fn answers(
-    checker: ListChecker,
+    (checker, known): (ListChecker, Option<KnownText>),
     file: &Directory,
     overlay: &dyn Overlay,
 ) -> (Vec<Judged>, Vec<(usize, String)>) {
-    let answers = directory::Client::ask(overlay, &file.authorities, file.wait).await;
+    let answers = ask_authorities(overlay, &file.authorities, known.as_ref(), file.wait).await;
     let (mut numbers, mut texts, mut failures) = (Vec::new(), Vec::new(), Vec::new());
-    for (number, answer) in (1..).zip(answers) {
+    for (number, answer) in answers {
         match answer {
             Ok(text) => {
                 numbers.push(number);
@@ -473,6 +474,24 @@ async fn answers(
     let judged = spawn_blocking(move || checker.check(&texts, now())).await;
     let judged = numbers.into_iter().zip(judged.unwrap_or_default());
     (judged.collect(), failures)
+}
+
+/// What each authority answered who was asked for the list, by its number in the file, from 1. Nobody can guess which of them is asked for all of it.
+pub(crate) async fn ask_authorities(
+    overlay: &dyn Overlay,
+    authorities: &[Source],
+    known: Option<&KnownText>,
+    limit: Duration,
+) -> Vec<(usize, Result<String, FetchError>)> {
+    let mut order: Vec<_> = (1..).zip(authorities).collect();
+    client::shuffle(&mut order);
+    let (numbers, sources): (Vec<usize>, Vec<&Source>) = order.into_iter().unzip();
+    let sources: Vec<_> = sources.iter().map(|one| one.address.clone()).collect();
+    let answers = directory::ask_for_list(overlay, &sources, known, limit).await;
+    let answers = answers.into_iter().map(|answer| answer.map(|it| it.text));
+    let mut answers: Vec<_> = numbers.into_iter().zip(answers).collect();
+    answers.sort_by_key(|(number, _)| *number);
+    answers
 }
 
 /// By which authority, and whether it can be believed.
@@ -911,11 +930,11 @@ impl Listed {
     async fn renew_by(&self, overlay: &dyn Overlay, ask: Ask) -> Outcome {
         let file = self.lock().file.clone();
         let asked = match &self.lock().known {
-            Known::List(known) => Ok(known.checker()),
+            Known::List(known) => Ok((known.checker(), known.known_list(now()))),
             Known::Tor(known, tor) => Err((known.renewal(), tor.clone())),
         };
-        let checker = match asked {
-            Ok(checker) => checker,
+        let asking = match asked {
+            Ok(asking) => asking,
             Err((renewal, tor)) => {
                 let renewed = known::renew_tor(&renewal, &tor, (overlay, ask), file.wait).await;
                 return self.take_tor(renewed).await;
@@ -924,7 +943,7 @@ impl Listed {
         if ask == Ask::Caches && self.renew_from_caches(overlay, file.wait).await {
             return Outcome::Newer;
         }
-        let (answers, _) = answers(checker, &file, overlay).await;
+        let (answers, _) = answers(asking, &file, overlay).await;
         let (numbers, offered): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
         // What is written to the disk is written beside the traffic, too.
         let listed = self.clone();

@@ -1,11 +1,12 @@
 //! Tells directories of a relay: the authorities of ours (`[directory] publish`) by a descriptor of ours, and those of a network of Tor's (`[onion.tor]`)
-//! by a server descriptor; at its start, when something of it has changed, and again and again. dir-spec "Uploading server descriptors".
+//! by a server descriptor; at its start, when something of it has changed, and after 18 hours. dir-spec "Uploading server descriptors". Ours is handed in
+//! each hour, in the same words as long as these hold: who has it leaves it as it is, and who has lost it has it again.
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use hoplite_crypto::{Certificates, onion::family::FamilyKey};
 use hoplite_directory::{
-    FetchError, RelayKey, said_by_holder,
+    FetchError, Refused, RelayKey, said_by_holder,
     statistics::sign_statistics,
     tor::server_descriptor::{self, TapKey},
     upload, upload_statistics, upload_to_tor,
@@ -19,7 +20,7 @@ use hoplite_relay::{
 };
 use hoplite_wire::{
     Protocols, Target,
-    directory::{Descriptor, Key, Ports, Roles, Tokens},
+    directory::{Descriptor, Key, Ports, Roles, SignedDescriptor, Tokens},
     tor::{
         Fingerprint,
         extra_info::Statistics,
@@ -43,6 +44,11 @@ use crate::{
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(20);
 /// When authorities of ours are asked again that did not take it.
 const UPLOAD_RETRY_PAUSE: Duration = Duration::from_secs(60);
+
+/// After so many seconds what is told to authorities of ours is told as of now, though nothing has changed.
+const SAY_ANEW: u64 = 18 * 3600;
+/// A bandwidth is told that has changed by this factor: "its bandwidth has changed by more than a factor of 2".
+const OTHER_BANDWIDTH: u64 = 2;
 
 /// For so long Tor's authorities keep what a relay has told them at most, and so that not all relays tell at once, up to `TOR_JITTER` earlier.
 const TOR_EVERY: Duration = Duration::from_secs(18 * 3600);
@@ -168,7 +174,10 @@ struct OurDirectory {
     identity: PathBuf,
     /// What the relay shows in TLS, as it is replaced.
     certificates: Arc<Certificates>,
+    /// What holds of the relay now; when it was said, the last one says.
     descriptor: Descriptor,
+    /// What was said last.
+    last: Option<SignedDescriptor>,
     /// What the operator says that it can carry, in bytes a second.
     bandwidth: u64,
     authorities: Vec<Target>,
@@ -209,6 +218,7 @@ impl OurDirectory {
             identity: config.identity.clone(),
             certificates,
             descriptor,
+            last: None,
             bandwidth: directory.bandwidth,
             authorities: directory.publish.clone(),
             every: Duration::from_secs(directory.every),
@@ -217,8 +227,6 @@ impl OurDirectory {
     }
 
     async fn publish(&mut self, tokens: Option<Tokens>, said: &Said) {
-        // Each must be later than the one before, also when the clock was set back meanwhile.
-        self.descriptor.published = now().max(self.descriptor.published.saturating_add(1));
         self.take_up_key();
         self.descriptor.pin = self.certificates.pin().map(Into::into);
         self.descriptor.tokens = tokens;
@@ -254,7 +262,7 @@ impl OurDirectory {
     /// Tells the relay's statistics. Who does not take them is told with the next descriptor: an authority that has not tested the relay yet, or one of an
     /// earlier version.
     async fn tell(&self, statistics: Statistics) {
-        let told = sign_statistics(&self.key, self.descriptor.published, statistics);
+        let told = sign_statistics(&self.key, now(), statistics);
         let overlay = Direct::new();
         for (authority, address) in (1..).zip(&self.authorities) {
             let told = told.clone();
@@ -266,15 +274,16 @@ impl OurDirectory {
     }
 
     /// Whether somebody did not take it.
-    async fn hand_in(&self) -> bool {
-        let signed = match self.key.sign_descriptor(self.descriptor.clone()) {
-            Ok(signed) => signed,
+    async fn hand_in(&mut self) -> bool {
+        let said = what_to_say(self.last.as_ref(), &self.key, &self.descriptor, now());
+        let signed = match said {
+            Ok(signed) => self.last.insert(signed),
             Err(refused) => {
                 warn!("the descriptor cannot be signed: {refused}");
                 return true;
             }
         };
-        let Some(proof) = self.certificates.prove(&said_by_holder(&signed)) else {
+        let Some(proof) = self.certificates.prove(&said_by_holder(signed)) else {
             warn!(
                 "the TLS key signs in no way that authorities know: use one of ECDSA, Ed25519 or RSA"
             );
@@ -283,7 +292,7 @@ impl OurDirectory {
         let overlay = Direct::new();
         let mut missed = false;
         for (authority, address) in (1..).zip(&self.authorities) {
-            let answer = upload(&overlay, address, (&signed, Some(&proof)), UPLOAD_TIMEOUT).await;
+            let answer = upload(&overlay, address, (signed, Some(&proof)), UPLOAD_TIMEOUT).await;
             if let Err(error) = answer {
                 missed = true;
                 warn_of(authority, &error);
@@ -291,6 +300,44 @@ impl OurDirectory {
         }
         missed
     }
+}
+
+/// What is said of a relay of which this holds: what was said last, if it still does and is not too old.
+fn what_to_say(
+    last: Option<&SignedDescriptor>,
+    key: &RelayKey,
+    holds: &Descriptor,
+    now: u64,
+) -> Result<SignedDescriptor, Refused> {
+    let Some(last) = last else {
+        let published = now;
+        return key.sign_descriptor(Descriptor {
+            published,
+            ..holds.clone()
+        });
+    };
+    let before = &last.descriptor;
+    let is_other = |one: u64, other: u64| one >= other.saturating_mul(OTHER_BANDWIDTH);
+    let (was, is) = (before.bandwidth, holds.bandwidth);
+    let same = Descriptor {
+        published: before.published,
+        bandwidth: if is_other(was, is) || is_other(is, was) {
+            is
+        } else {
+            was
+        },
+        ..holds.clone()
+    };
+    // A key signs the same words in the same way; another key of an identity that is elsewhere does not.
+    let again = key.sign_descriptor(same)?;
+    if again == *last && before.published.saturating_add(SAY_ANEW) > now {
+        return Ok(again);
+    }
+    key.sign_descriptor(Descriptor {
+        // Each must be later than the one before, also when the clock was set back meanwhile.
+        published: now.max(before.published.saturating_add(1)),
+        ..holds.clone()
+    })
 }
 
 /// The authorities of a network of Tor's.
@@ -589,6 +636,58 @@ mod tests {
         for _ in 0..100 {
             assert!((TOR_EVERY - TOR_JITTER..=TOR_EVERY).contains(&lifetime()));
         }
+    }
+
+    #[test]
+    fn a_relay_says_the_same_words_until_something_has_changed_or_they_are_old() {
+        let key = |n| hoplite_crypto::SigningKey::from_seed(zeroize::Zeroizing::new([n; 32]));
+        let [key, other] = [1, 2].map(|n| RelayKey::Identity(key(n).expect("a key")));
+        let config = Config {
+            name: "amber".into(),
+            ..Config::default()
+        };
+        let listen = ["192.0.2.1:443".parse().expect("an address")];
+        let holds = Descriptor {
+            pin: Some([7; 32]),
+            ..describe(&config, &listen, key.identity())
+        };
+        let now = 1_790_000_000;
+        let first = what_to_say(None, &key, &holds, now).expect("signed");
+        assert_eq!(first.descriptor.published, now);
+        let then = |holds: &Descriptor, at| {
+            let said = what_to_say(Some(&first), &key, holds, at).expect("signed");
+            (said != first).then_some(said.descriptor)
+        };
+        let carries = |bandwidth| Descriptor {
+            bandwidth,
+            ..holds.clone()
+        };
+        let before = holds.bandwidth;
+        // An hour later, and also with a bandwidth that is not much of another.
+        for same in [before, before + 1, before * 2 - 1, before / 2 + 1] {
+            assert_eq!(then(&carries(same), now + 3600), None);
+        }
+        for other in [before * 2, before / 2] {
+            let said = then(&carries(other), now + 3600).expect("another");
+            assert_eq!((said.bandwidth, said.published), (other, now + 3600));
+        }
+        let anew = then(&carries(before + 1), now + SAY_ANEW).expect("as of now");
+        assert_eq!(
+            (anew.bandwidth, anew.published),
+            (before + 1, now + SAY_ANEW)
+        );
+        let onion = Some([9; 32]);
+        let rotated = Descriptor {
+            onion,
+            ..holds.clone()
+        };
+        let said = then(&rotated, now + 1).expect("another");
+        assert_eq!((said.onion, said.published), (onion, now + 1));
+        // The clock was set back: the later one has the later time all the same.
+        let said = then(&rotated, now - 900).expect("another");
+        assert_eq!(said.published, now + 1);
+        let said = what_to_say(Some(&first), &other, &holds, now + 2).expect("signed");
+        assert_eq!(said.descriptor.published, now + 2);
     }
 
     #[test]

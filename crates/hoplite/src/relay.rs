@@ -7,7 +7,7 @@ use hoplite_crypto::{
     Identity,
     onion::{Secrets, service_keys::BlindedKey},
 };
-use hoplite_directory::{Client, Heard, HsDirs, Refused, Store, ask_caches};
+use hoplite_directory::{Client, Heard, HsDirs, Offered, Refused, Store, ask_caches};
 use hoplite_overlay::Direct;
 use hoplite_relay::{
     Config, Handle, HsDir, Listed, Parts, Rekey, Relay, StartError, config::PrivateTokens,
@@ -24,6 +24,7 @@ use crate::{
     identity::{self, Files, Stored},
     issuer_keys::Keeper,
     list_server::{Given, ListServer},
+    listed::ask_authorities,
     measure::testbed::{self, Ready},
     process::{self, Asked, Signals},
     publisher::{Hears, Publisher, tokens_of},
@@ -306,11 +307,14 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(20);
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Relays that keep the list and are asked at once.
 const CACHES: usize = 3;
+/// The file of the lists that are given, in the directory of the relay's identity.
+const GIVEN: &str = "lists.sqlite";
 /// The pause after a list could not be had; then twice as long each time.
 const LIST_RETRY_PAUSE: Duration = Duration::from_secs(4);
 
-/// Fetches the directory's list for a relay of circuits, so that its channels know whom the list has, and for one that keeps it for clients. It is kept in
-/// memory alone: a relay without a list serves as well, but knows nobody. One that is too old is better than none: who was known stays so until there is a newer one.
+/// Fetches the directory's list for a relay of circuits, so that its channels know whom the list has, and for one that keeps it for clients. The latter has
+/// it in a file ([`Given`]), others in memory alone: a relay without a list serves as well, but knows nobody. One that is too old is better than none: who
+/// was known stays so until there is a newer one.
 struct Reader {
     client: Client,
     sources: Vec<Source>,
@@ -343,7 +347,11 @@ impl Reader {
             client,
             sources: sources.clone(),
             listed,
-            given: Given::default(),
+            given: if is_cache {
+                Given::open(&config.identity.join(GIVEN))
+            } else {
+                Given::default()
+            },
             is_cache,
             hsdir: handle.hsdir().zip(own),
         }))
@@ -351,6 +359,7 @@ impl Reader {
 
     /// Fetches one list after the other until dropped.
     async fn run(mut self) {
+        self.resume().await;
         let mut pause = LIST_RETRY_PAUSE;
         loop {
             if self.renew().await {
@@ -371,14 +380,33 @@ impl Reader {
         }
     }
 
+    /// Goes on with what was given before a restart, if that may still be used.
+    async fn resume(&mut self) {
+        let last = self.given.list().into_iter().collect();
+        let offered = self.judge(last).await;
+        match self.client.take(offered) {
+            Ok(heard) if heard.contains(&Ok(Heard::Newer)) => self.tell_channels(),
+            Ok(_) => {}
+            Err(error) => warn!("a list of relays cannot be kept: {error}"),
+        }
+    }
+
+    /// Thousands of signatures, where nothing else waits for this thread.
+    async fn judge(&self, texts: Vec<String>) -> Vec<Result<Offered, Refused>> {
+        let checker = self.client.checker();
+        let judged = spawn_blocking(move || checker.check(&texts, now()));
+        judged.await.unwrap_or_default()
+    }
+
     /// Whether there is a list that may be used.
     async fn renew(&mut self) -> bool {
         if !self.is_cache && self.renew_from_caches().await {
             return true;
         }
-        let answers = Client::ask(&Direct::new(), &self.sources, FETCH_TIMEOUT).await;
+        let (overlay, known) = (Direct::new(), self.client.known_list(now()));
+        let asked = ask_authorities(&overlay, &self.sources, known.as_ref(), FETCH_TIMEOUT);
         let (mut numbers, mut texts) = (Vec::new(), Vec::new());
-        for (authority, answer) in (1..).zip(answers) {
+        for (authority, answer) in asked.await {
             match answer {
                 Ok(text) => {
                     numbers.push(authority);
@@ -387,10 +415,8 @@ impl Reader {
                 Err(error) => warn!(authority, "the list of relays cannot be had: {error}"),
             }
         }
-        // Thousands of signatures, where nothing else waits for this thread.
-        let checker = self.client.checker();
-        let offered = spawn_blocking(move || checker.check(&texts, now())).await;
-        match self.client.take(offered.unwrap_or_default()) {
+        let offered = self.judge(texts).await;
+        match self.client.take(offered) {
             Ok(heard) => self.heard(&numbers, &heard).await,
             Err(error) => warn!("a list of relays cannot be kept: {error}"),
         }
@@ -404,10 +430,8 @@ impl Reader {
         caches.truncate(CACHES);
         let answers = ask_caches(&Direct::new(), &caches, known.as_ref(), FETCH_TIMEOUT).await;
         let texts = answers.into_iter().filter_map(Result::ok);
-        let texts: Vec<_> = texts.map(|answer| answer.text).collect();
-        let checker = self.client.checker();
-        let offered = spawn_blocking(move || checker.check(&texts, now())).await;
-        let offered = offered.unwrap_or_default().into_iter();
+        let texts = texts.map(|answer| answer.text).collect();
+        let offered = self.judge(texts).await.into_iter();
         match self.client.take(offered.filter(Result::is_ok).collect()) {
             Ok(heard) => {
                 self.heard(&[], &heard).await;
@@ -432,13 +456,16 @@ impl Reader {
     }
 
     async fn tell(&self) {
-        let Ok(Some(list)) = self.client.list(now()) else {
-            return;
-        };
-        if self.is_cache {
-            self.given.give(list.clone()).await;
+        if let Ok(Some(list)) = self.client.list(now())
+            && self.is_cache
+        {
+            self.given.give(list.to_string()).await;
         }
-        let Some(listed) = &self.listed else {
+        self.tell_channels();
+    }
+
+    fn tell_channels(&self) {
+        let (Ok(Some(list)), Some(listed)) = (self.client.list(now()), &self.listed) else {
             return;
         };
         let relays = list.list.relays.iter().map(|relay| {

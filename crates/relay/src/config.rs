@@ -27,7 +27,7 @@ mod spent_store;
 mod text;
 
 pub use bound_udp::BoundUdp;
-pub use directory::Directory;
+pub use directory::{CacheLimits, Directory};
 pub use fleet::Fleet;
 pub use forwarding::Forwarding;
 pub use hoplite_config::ConfigError;

@@ -48,7 +48,7 @@ pub struct Settings {
     pub hours: usize,
     /// Everything is drawn from it.
     pub seed: u64,
-    /// After so many hours a relay of ours says its descriptor again.
+    /// After so many hours a relay of ours says as of then what has not changed.
     pub every: u64,
     /// The share of directory caches of Tor's that keep lists of ours, too.
     pub keep: f64,
@@ -68,7 +68,7 @@ impl Default for Settings {
             authorities: 3,
             hours: 24,
             seed: 1,
-            every: 1,
+            every: 18,
             keep: 1.0,
             leave: 0.01,
             remeasured: 0.1,
@@ -214,11 +214,11 @@ impl Totals {
 /// Sizes of the documents of the last hour, in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sizes {
-    /// A list of ours, which is not compressed.
+    /// A list of ours, compressed; so is all below.
     pub list: u64,
     /// The difference to the one of an hour before.
     pub list_difference: u64,
-    /// A consensus of Tor's, compressed; so are the others below.
+    /// A consensus of Tor's.
     pub consensus: u64,
     /// The difference to the one of an hour before.
     pub consensus_difference: u64,
@@ -307,7 +307,7 @@ impl Sizes {
         let (lists, consensuses) = (&documents.lists, &mut documents.consensuses);
         Self {
             list: lists.whole(last),
-            list_difference: lists.difference(before, last),
+            list_difference: lists.difference(&[before], last),
             consensus: consensuses.consensus(None, last),
             consensus_difference: consensuses.consensus(Some(before), last),
             microdescriptors: consensuses.microdescriptors_since(None, last),
@@ -379,7 +379,7 @@ impl fmt::Display for Report {
         let sizes = &self.sizes;
         writeln!(
             f,
-            "| document | whole | difference after an hour |\n|---|---|---|\n| list | {} | {} |\n| consensus, deflated | {} | {} |\n| microdescriptors, deflated | {} | {} (new ones) |\n",
+            "| document | whole | difference after an hour |\n|---|---|---|\n| list | {} | {} |\n| consensus | {} | {} |\n| microdescriptors | {} | {} (new ones) |\n",
             size(sizes.list),
             size(sizes.list_difference),
             size(sizes.consensus),

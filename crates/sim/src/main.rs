@@ -110,8 +110,8 @@ struct DirectoryArgs {
     /// Everything is drawn from it: one seed, one outcome.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// After so many hours a relay says its descriptor again.
-    #[arg(long, default_value_t = 1)]
+    /// After so many hours a relay says as of then what has not changed.
+    #[arg(long, default_value_t = 18)]
     every: u64,
     /// The share of directory caches of Tor's that keep lists of ours too, from 0 to 1.
     #[arg(long, default_value_t = 1.0)]

@@ -136,6 +136,8 @@ pub struct Taken {
     pub identity: Key,
     /// One that had to give way.
     pub gone: Option<Key>,
+    /// It is here already, in the same words: nothing is to be done.
+    pub known: bool,
 }
 
 /// What came of a test, for the store.
@@ -213,7 +215,7 @@ impl Default for Admission {
             tests: 32,
             retest: Duration::from_secs(1800),
             reaches: Families { v4: true, v6: true },
-            life: Duration::from_secs(18 * 3600),
+            life: Duration::from_secs(24 * 3600),
             private: false,
             only: Vec::new(),
             refuse: Vec::new(),
@@ -362,6 +364,13 @@ impl Pool {
         skew: u64,
     ) -> Result<Taken, Rejected> {
         let identity = signed.descriptor.identity;
+        if self.has(&signed) {
+            return Ok(Taken {
+                identity,
+                gone: None,
+                known: true,
+            });
+        }
         self.judge(&signed.descriptor, rules, now, skew)?;
         let before = self.tested.get_mut(&identity);
         if let Some(before) =
@@ -372,6 +381,7 @@ impl Pool {
             return Ok(Taken {
                 identity,
                 gone: None,
+                known: false,
             });
         }
         let from = from.map(|ip| network(ip, 24, 48));
@@ -390,7 +400,19 @@ impl Pool {
         };
         self.waiting.insert(identity, waiting);
         let gone = gone.filter(|gone| !self.tested.contains_key(gone));
-        Ok(Taken { identity, gone })
+        Ok(Taken {
+            identity,
+            gone,
+            known: false,
+        })
+    }
+
+    /// Whether this, word for word, is the last that the relay has said.
+    fn has(&self, signed: &SignedDescriptor) -> bool {
+        let identity = &signed.descriptor.identity;
+        let waiting = self.waiting.get(identity).map(|waiting| &waiting.signed);
+        let tested = self.tested.get(identity).map(|tested| &tested.signed);
+        waiting.or(tested) == Some(signed)
     }
 
     fn judge(

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use hoplite_crypto::Proof;
 use hoplite_directory::{Change, PROOF};
 use hoplite_wire::{directory::DESCRIPTOR, relay_statistics::RELAY_STATISTICS};
-use http::{Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use super::{Shared, moment, now};
 use crate::{
     config::directory::Limits,
-    http_server::{Client, Places, Rate, Rates, client, converse},
+    http_server::{Answer, Client, Places, Rate, Rates, client, converse},
 };
 
 /// What all connections have in common.
@@ -27,8 +27,7 @@ struct Server {
     limits: Limits,
 }
 
-fn take(rates: &Mutex<Rates>, client: IpAddr, amount: usize, is_first: bool) -> bool {
-    let amount = u64::try_from(amount).unwrap_or(u64::MAX);
+fn take(rates: &Mutex<Rates>, client: IpAddr, amount: u64, is_first: bool) -> bool {
     let mut rates = rates.lock();
     rates.take(client, amount, is_first)
 }
@@ -77,44 +76,41 @@ async fn answer(
     asking: Asking,
 ) -> Response<Full<Bytes>> {
     let path = request.uri().path().to_owned();
-    let (status, body) = match (request.method(), path.as_str()) {
+    let answer = match (request.method(), path.as_str()) {
         (&Method::POST, "/hoplite/descriptor") => upload(request, &server, asking).await,
         (&Method::POST, "/hoplite/statistics") => take_statistics(request, &server, asking).await,
-        (&Method::GET | &Method::HEAD, path) => get(path, &server, asking),
-        _ => (
+        (&Method::GET | &Method::HEAD, path) => get(path, request.headers(), &server, asking),
+        _ => Answer::new(
             StatusCode::METHOD_NOT_ALLOWED,
-            "only GET and POST are known here".into(),
+            "only GET and POST are known here",
         ),
     };
-    let mut response = Response::new(Full::new(body));
-    *response.status_mut() = status;
-    let kind = header::HeaderValue::from_static("text/plain; charset=us-ascii");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    response
+    answer.response()
 }
 
-fn get(path: &str, server: &Server, asking: Asking) -> (StatusCode, Bytes) {
+fn get(path: &str, fields: &HeaderMap, server: &Server, asking: Asking) -> Answer {
     let (client, is_first) = (asking.client.address, asking.client.is_authority);
     if !take(&server.requests, client, 1, is_first) {
         return too_many();
     }
-    let (status, body) = match path {
-        "/hoplite/statistics" => (StatusCode::OK, server.shared.statistics().into()),
+    let answer = match path {
+        "/hoplite/list" => server.shared.given().answer(fields),
+        "/hoplite/statistics" => Answer::new(StatusCode::OK, server.shared.statistics()),
         path => document(path, &server.shared),
     };
-    if take(&server.bytes, client, body.len(), is_first) {
-        (status, body)
+    if take(&server.bytes, client, answer.bytes(), is_first) {
+        answer
     } else {
         too_many()
     }
 }
 
-fn too_many() -> (StatusCode, Bytes) {
+fn too_many() -> Answer {
     let why = "too much is asked for: ask again in a minute, or another authority";
-    (StatusCode::TOO_MANY_REQUESTS, why.into())
+    Answer::new(StatusCode::TOO_MANY_REQUESTS, why)
 }
 
-fn document(path: &str, shared: &Shared) -> (StatusCode, Bytes) {
+fn document(path: &str, shared: &Shared) -> Answer {
     let authority = shared.lock();
     let mut parts = path
         .strip_prefix("/hoplite/")
@@ -122,7 +118,6 @@ fn document(path: &str, shared: &Shared) -> (StatusCode, Bytes) {
         .split('/');
     let parts = (parts.next(), parts.next(), parts.next(), parts.next());
     let found = match parts {
-        (Some("list"), None, ..) => authority.list(),
         (Some("list"), Some(at), None, _) => at.parse().ok().and_then(|at| authority.signed(at)),
         (Some("commitments"), Some(at), None, _) => {
             let told = at.parse().ok();
@@ -133,19 +128,15 @@ fn document(path: &str, shared: &Shared) -> (StatusCode, Bytes) {
             let named = at.parse().ok().zip(voter.parse().ok());
             named.and_then(|(at, voter)| authority.vote(at, &voter, moment()))
         }
-        _ => return (StatusCode::NOT_FOUND, "there is no such document".into()),
+        _ => return Answer::new(StatusCode::NOT_FOUND, "there is no such document"),
     };
     match found {
-        Some(found) => (StatusCode::OK, found),
-        None => (StatusCode::NOT_FOUND, "there is none yet".into()),
+        Some(found) => Answer::new(StatusCode::OK, found),
+        None => Answer::new(StatusCode::NOT_FOUND, "there is none yet"),
     }
 }
 
-async fn upload(
-    request: Request<Incoming>,
-    server: &Server,
-    asking: Asking,
-) -> (StatusCode, Bytes) {
+async fn upload(request: Request<Incoming>, server: &Server, asking: Asking) -> Answer {
     let proof = request.headers().get(PROOF);
     let proof = proof.and_then(|proof| proof.to_str().ok()?.parse::<Proof>().ok());
     let text = match text_of(request, DESCRIPTOR, server).await {
@@ -160,20 +151,21 @@ async fn upload(
     let (lock, proof) = (|| server.shared.lock(), proof.as_ref());
     let taken = lock().upload(&text, proof, asking.ip, now());
     match taken {
+        Ok(taken) if taken.known => Answer::new(StatusCode::OK, "taken"),
         Ok(taken) => {
             let gone = taken.gone.map(Change::Forget);
             let mut changes = vec![Change::Descriptor(taken.identity, text)];
             changes.extend(gone);
             if server.shared.writer().written(changes).await {
-                (StatusCode::OK, "taken".into())
+                Answer::new(StatusCode::OK, "taken")
             } else {
-                (
-                StatusCode::SERVICE_UNAVAILABLE,
-                "taken, but it cannot be stored and is lost when this authority starts again: hand it in later".into(),
-            )
+                Answer::new(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "taken, but it cannot be stored and is lost when this authority starts again: hand it in later",
+                )
             }
         }
-        Err(rejected) => (StatusCode::FORBIDDEN, rejected.to_string().into()),
+        Err(rejected) => Answer::new(StatusCode::FORBIDDEN, rejected.to_string()),
     }
 }
 
@@ -182,28 +174,24 @@ async fn text_of(
     request: Request<Incoming>,
     most: usize,
     server: &Server,
-) -> Result<String, (StatusCode, Bytes)> {
+) -> Result<String, Answer> {
     let body = Limited::new(request.into_body(), most).collect();
     let body = tokio::time::timeout(server.limits.request, body).await;
-    let late = (
-        StatusCode::REQUEST_TIMEOUT,
-        "the document has not come in time".into(),
-    );
-    let large = (
-        StatusCode::PAYLOAD_TOO_LARGE,
-        format!("the document has at most {most} bytes").into(),
-    );
-    let body = body.map_err(|_| late)?.map_err(|_| large)?;
+    let late = |_| {
+        let why = "the document has not come in time";
+        Answer::new(StatusCode::REQUEST_TIMEOUT, why)
+    };
+    let large = |_| {
+        let why = format!("the document has at most {most} bytes");
+        Answer::new(StatusCode::PAYLOAD_TOO_LARGE, why)
+    };
+    let body = body.map_err(late)?.map_err(large)?;
     let text = String::from_utf8(body.to_bytes().into());
-    text.map_err(|_| (StatusCode::BAD_REQUEST, "the document is text".into()))
+    text.map_err(|_| Answer::new(StatusCode::BAD_REQUEST, "the document is text"))
 }
 
 /// Counts as a descriptor does, whatever comes of it.
-async fn take_statistics(
-    request: Request<Incoming>,
-    server: &Server,
-    asking: Asking,
-) -> (StatusCode, Bytes) {
+async fn take_statistics(request: Request<Incoming>, server: &Server, asking: Asking) -> Answer {
     let text = match text_of(request, RELAY_STATISTICS, server).await {
         Ok(text) => text,
         Err(refused) => return refused,
@@ -213,8 +201,8 @@ async fn take_statistics(
         return too_many();
     }
     match server.shared.take_statistics(text, now()) {
-        Ok(()) => (StatusCode::OK, "taken".into()),
-        Err(refused) => (StatusCode::FORBIDDEN, refused.to_string().into()),
+        Ok(()) => Answer::new(StatusCode::OK, "taken"),
+        Err(refused) => Answer::new(StatusCode::FORBIDDEN, refused.to_string()),
     }
 }
 

@@ -1,8 +1,8 @@
 //! Who asks whom for the directory, when, and how much is answered: one event after the other, without a network between them. A question takes no time, and
 //! what is counted is what answers have behind their heads.
 //!
-//! With lists of ours: who has none asks all authorities at once, and so does a relay that keeps lists; who has one asks three relays that keep it, and the
-//! authorities where none of these has a later. With Tor's consensuses, as C tor does it: caches ask one authority, all others ask a cache, from the first.
+//! With lists of ours: who has none asks all authorities, and so does a relay that keeps lists; who has one asks three relays that keep it, and the
+//! authorities where none of these has a later; always one for all of it or for the difference, the others for what makes theirs of that. With Tor's consensuses, as C tor does it: caches ask one authority, all others ask a cache, from the first.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -225,33 +225,33 @@ impl<'a> Traffic<'a> {
     fn list(&mut self, now: u64, number: usize, role: Role, has: Option<usize>) -> Answer {
         let mut answer = Answer::default();
         let asks_caches = self.way != Way::ListsOfAuthorities && role != Role::Cache;
-        if let Some(has) = has.filter(|_| asks_caches) {
-            for cache in self.drawn(number, has, CACHES) {
-                let Some((theirs, first)) = self.kept(cache, now) else {
-                    continue;
-                };
-                // A cache has had no list before its first, to tell the difference to.
-                let knows = self.way == Way::ListDifferences && has >= first;
-                let bytes = if knows {
-                    self.documents.lists.difference(has, theirs)
-                } else {
-                    self.documents.lists.whole(theirs)
-                };
-                answer.of_caches = answer.of_caches.saturating_add(bytes);
-                answer.newest = answer.newest.max(Some(theirs));
-            }
+        if let Some(hour) = has.filter(|_| asks_caches) {
+            let drawn = self.drawn(number, hour, CACHES).into_iter();
+            let kept: Vec<_> = drawn.filter_map(|cache| self.kept(cache, now)).collect();
+            (answer.of_caches, answer.newest) = self.lists(has, &kept);
         }
         if answer.newest <= has {
-            let newest = self.settings.hour(now);
-            let authorities = u64::try_from(self.settings.authorities).unwrap_or(u64::MAX);
-            answer.of_authorities = self
-                .documents
-                .lists
-                .whole(newest)
-                .saturating_mul(authorities);
-            answer.newest = Some(newest);
+            let all = vec![(self.settings.hour(now), 0); self.settings.authorities];
+            (answer.of_authorities, answer.newest) = self.lists(has, &all);
         }
         answer
+    }
+
+    /// What those answer together who have the lists of these hours, and had the first of those; and the latest. As `ask_for_list` asks.
+    fn lists(&self, has: Option<usize>, sources: &[(usize, usize)]) -> (u64, Option<usize>) {
+        let tells = self.way != Way::WholeLists;
+        let (mut bytes, mut found, mut newest) = (0_u64, None, None);
+        for (theirs, first) in sources {
+            // Who keeps lists has had none before its first, to tell the difference to.
+            let known = found.into_iter().chain(has.filter(|_| tells));
+            let known: Vec<_> = known
+                .filter(|hour| (*first..=*theirs).contains(hour))
+                .collect();
+            bytes = bytes.saturating_add(self.documents.lists.difference(&known, *theirs));
+            found = found.or(Some(*theirs));
+            newest = newest.max(Some(*theirs));
+        }
+        (bytes, newest)
     }
 
     /// For a consensus, and what describes its relays.

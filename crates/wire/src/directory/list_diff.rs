@@ -8,6 +8,8 @@ use crate::line_diff;
 
 const HEAD: &str = "hoplite-list-diff 1\n";
 const HASH: &str = "sha256:";
+/// Lists that one request names: what is known, and what has just been heard from somebody else.
+const HASHES: usize = 4;
 
 /// A difference.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -69,6 +71,12 @@ pub fn hash(text: &str) -> Option<[u8; 32]> {
     decode(text.strip_prefix(HASH)?)
 }
 
+/// Those of a request's field: so many at most, and none of those that are no hash.
+pub fn hashes(field: &str) -> Vec<[u8; 32]> {
+    let named = field.split(',').take(HASHES);
+    named.filter_map(|one| hash(one.trim_ascii())).collect()
+}
+
 impl fmt::Debug for ListDiff<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ListDiff").finish_non_exhaustive()
@@ -90,6 +98,10 @@ mod tests {
             prop_assert_eq!((read.from, read.to), (from, to));
             prop_assert_eq!(read.apply(&old), Ok(new));
             prop_assert_eq!(hash(&hash_text(&from)), Some(from));
+            let both = format!("{},{:?}, {}", hash_text(&from), old, hash_text(&to));
+            prop_assert!(hashes(&both).starts_with(&[from]));
+            let many = vec![hash_text(&to); 9].join(", ");
+            prop_assert_eq!(hashes(&many), vec![to; HASHES]);
         }
 
         #[test]

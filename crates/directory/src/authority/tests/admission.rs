@@ -31,6 +31,27 @@ fn voted(authority: &Authority) -> Vec<Key> {
 }
 
 #[test]
+fn what_a_relay_says_again_word_for_word_is_as_it_was_and_tested_no_sooner() {
+    let mut one = one();
+    let said = says(11, START, &["10.11.0.1:443"]);
+    let known = |one: &mut Authority, now| {
+        let taken = one.upload(&said, None, FROM, now).expect("taken");
+        taken.known
+    };
+    assert!(!known(&mut one, START));
+    let probes = one.probes(START);
+    assert_eq!(probes.len(), 1);
+    assert!(known(&mut one, START + 1), "while it is tested");
+    // Other words for the same time are none of these.
+    let other = says(11, START, &["10.11.0.2:443"]);
+    let other = one.upload(&other, None, FROM, START + 2);
+    assert_eq!(other, Err(Rejected::Superseded));
+    one.probed(&probes[0], true, START + 3);
+    assert!(known(&mut one, START + 4));
+    assert!(one.probes(START + 5).is_empty());
+}
+
+#[test]
 fn what_a_relay_hands_in_is_refused_with_the_reason() {
     let mut one = one();
     let now = START;
@@ -40,11 +61,11 @@ fn what_a_relay_hands_in_is_refused_with_the_reason() {
         taken.map(|taken| taken.identity)
     };
     assert_eq!(upload(11, now - 10, "10.11.0.1:443"), Ok(public(11)));
+    assert_eq!(upload(11, now, "10.11.0.1:443"), Ok(public(11)));
     assert_eq!(
         upload(11, now - 10, "10.11.0.1:443"),
         Err(Rejected::Superseded)
     );
-    assert_eq!(upload(11, now, "10.11.0.1:443"), Ok(public(11)));
     assert_eq!(
         upload(12, now - 20 * 3600, "10.12.0.1:443"),
         Err(Rejected::Old)
