@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 
 use hoplite_crypto::{
     Identity,
-    onion::{Secrets, service_keys::BlindedKey},
+    onion::{Secrets, offline::CertifiedSigningKey, service_keys::BlindedKey},
 };
 use hoplite_directory::{Client, Heard, HsDirs, Offered, Refused, Store, ask_caches};
 use hoplite_overlay::Direct;
@@ -515,10 +515,31 @@ struct Rotation {
     rekey: Rekey,
     /// In seconds; 0 is never.
     every: u64,
-    /// Of a relay whose identity is elsewhere, until when its signing key is certified, and when its operator was last told that it ends soon.
-    certified: Option<(u64, u64)>,
+    /// Of a relay whose identity is elsewhere.
+    certified: Option<Certified>,
     /// The public half of the current key, for whoever publishes it.
     current: watch::Sender<[u8; 32]>,
+}
+
+/// The signing key that is used.
+struct Certified {
+    /// It tells the key from another that ends in the same hour.
+    certificate: Vec<u8>,
+    /// When the operator was last told that it ends soon, in seconds since 1970.
+    warned: u64,
+}
+
+impl Certified {
+    fn of(key: &CertifiedSigningKey) -> Self {
+        Self {
+            certificate: key.certificate().to_vec(),
+            warned: 0,
+        }
+    }
+
+    fn is(&self, key: &CertifiedSigningKey) -> bool {
+        self.certificate == key.certificate()
+    }
 }
 
 impl Rotation {
@@ -526,7 +547,7 @@ impl Rotation {
         let (current, _) = watch::channel(stored.public()?.ntor);
         let signing = stored.certified_signing_key()?;
         Ok(Self {
-            certified: signing.map(|key| (key.expires(), 0)),
+            certified: signing.as_ref().map(Certified::of),
             stored,
             rekey,
             every,
@@ -554,20 +575,21 @@ impl Rotation {
 
     /// Takes up a signing key that was certified anew, and warns in time where none was.
     fn look_at_signing_key(&mut self, now: u64) -> Result<(), Failure> {
-        let Some((until, warned)) = self.certified else {
+        let Some(certified) = &mut self.certified else {
             return Ok(());
         };
         let Some(key) = self.stored.certified_signing_key()? else {
             return Ok(());
         };
-        if key.expires() != until {
+        if !certified.is(&key) {
             self.rekey.renew(self.stored.identity(now)?);
-            self.certified = Some((key.expires(), 0));
+            *certified = Certified::of(&key);
             info!("the relay has a new signing key of its identity");
             return Ok(());
         }
-        if ends_soon(until, now) && now >= warned.saturating_add(DAY) {
-            self.certified = Some((until, now));
+        let until = key.expires();
+        if ends_soon(until, now) && now >= certified.warned.saturating_add(DAY) {
+            certified.warned = now;
             let days = until.saturating_sub(now) / DAY;
             warn!(
                 days,
@@ -618,6 +640,17 @@ mod rotate_tests {
 
     const START: u64 = 1_700_000_000;
     const EVERY: u64 = 28 * 24 * 3600;
+
+    #[test]
+    fn a_signing_key_that_was_made_again_for_the_same_days_is_another() {
+        let master = hoplite_crypto::SigningKey::from_seed(zeroize::Zeroizing::new([7; 32]));
+        let master = master.expect("a key");
+        let issue = || CertifiedSigningKey::issue(&master, START, 30 * DAY).expect("issued");
+        let (one, other) = (issue(), issue());
+        assert_eq!(one.expires(), other.expires());
+        let certified = Certified::of(&one);
+        assert!(certified.is(&one) && !certified.is(&other));
+    }
 
     #[test]
     fn a_key_is_rotated_at_its_time_and_the_last_one_kept_a_week() {
