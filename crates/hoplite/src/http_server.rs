@@ -4,11 +4,12 @@
 use std::{
     collections::HashMap,
     convert::Infallible,
+    future::ready,
     io,
     net::IpAddr,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{self, Context, Poll},
     time::Duration,
 };
 
@@ -182,7 +183,7 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
-    pub(crate) fn new(stream: TcpStream, place: Arc<Place>) -> Self {
+    fn new(stream: TcpStream, place: Arc<Place>) -> Self {
         Self { stream, place }
     }
 }
@@ -194,7 +195,7 @@ impl AsyncRead for Watched {
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = into.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(cx, into))?;
+        task::ready!(Pin::new(&mut self.stream).poll_read(cx, into))?;
         if into.filled().len() > before {
             self.place.moved();
         }
@@ -208,7 +209,7 @@ impl AsyncWrite for Watched {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes))?;
+        let written = task::ready!(Pin::new(&mut self.stream).poll_write(cx, bytes))?;
         self.place.moved();
         Poll::Ready(Ok(written))
     }
@@ -261,27 +262,66 @@ impl Answer {
 /// Bytes of a request's head.
 const HEAD_SIZE: usize = 8192;
 
-/// Answers the requests of one connection in the clear, until it ends, `whole` is over or its place is lost. `head` is how long a request's head may take:
-/// it begins with the connection, and again with each answer, so it bounds the pauses too.
+/// How long, and how much of one connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// How long a request's head may take: it begins with the connection, and again with each answer, so it bounds the pauses too.
+    pub(crate) head: Duration,
+    /// Bytes of it.
+    pub(crate) head_size: usize,
+    /// How long all of it may last.
+    pub(crate) whole: Duration,
+}
+
+/// Answers the requests of one connection in the clear, as [`converse_over`] does.
 pub(crate) async fn converse<F: Future<Output = Response<Full<Bytes>>>>(
     stream: TcpStream,
     place: Place,
     (head, whole): (Duration, Duration),
     answer: impl Fn(Request<Incoming>) -> F,
 ) {
+    let bounds = Bounds {
+        head,
+        head_size: HEAD_SIZE,
+        whole,
+    };
+    let in_the_clear = |watched| ready(Some(watched));
+    converse_over(stream, place, bounds, in_the_clear, answer).await;
+}
+
+/// Answers the requests of one connection, until it ends, its time is over or its place is lost, over what `open` makes of its bytes: TLS, within the time
+/// of a head; nothing where that fails.
+pub(crate) async fn converse_over<S, O, F>(
+    stream: TcpStream,
+    place: Place,
+    bounds: Bounds,
+    open: impl FnOnce(Watched) -> O,
+    answer: impl Fn(Request<Incoming>) -> F,
+) where
+    S: AsyncRead + AsyncWrite + Unpin,
+    O: Future<Output = Option<S>>,
+    F: Future<Output = Response<Full<Bytes>>>,
+{
     let place = Arc::new(place);
-    let stream = TokioIo::new(Watched::new(stream, Arc::clone(&place)));
-    let service = service_fn(move |request| {
-        let response = answer(request);
-        async { Ok::<_, Infallible>(response.await) }
-    });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(head)
-        .max_buf_size(HEAD_SIZE)
-        .serve_connection(stream, service);
+    let watched = Watched::new(stream, Arc::clone(&place));
+    let talk = async {
+        let Ok(Some(stream)) = timeout(bounds.head, open(watched)).await else {
+            return;
+        };
+        let service = service_fn(move |request| {
+            let response = answer(request);
+            async { Ok::<_, Infallible>(response.await) }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(bounds.head)
+            .max_buf_size(bounds.head_size)
+            .serve_connection(TokioIo::new(stream), service);
+        // Whoever ends it, and why, is nothing that anybody could do something about.
+        drop(connection.await);
+    };
     tokio::select! {
-        ended = timeout(whole, connection) => drop(ended),
+        ended = timeout(bounds.whole, Box::pin(talk)) => drop(ended),
         () = place.lost() => {}
     }
 }

@@ -4,7 +4,6 @@
 
 use std::{
     borrow::Cow,
-    convert::Infallible,
     fmt,
     net::IpAddr,
     path::{Path, PathBuf},
@@ -27,8 +26,7 @@ use hoplite_wire::privacy_pass::{
 };
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -43,7 +41,7 @@ use zeroize::Zeroizing;
 use crate::{
     config::issuer::{self as config, Config, Limits},
     directory::now,
-    http_server::{Client, Place, Places, Rate, Rates, Watched, client},
+    http_server::{Bounds, Client, Place, Places, Rate, Rates, client, converse_over},
     identity::{self, Files},
     issuer_keys::DIRECTORY,
     openid::{Provider, Unknown},
@@ -192,25 +190,15 @@ async fn serve(listener: &TcpListener, server: &Arc<Server>) {
 }
 
 async fn converse(stream: TcpStream, server: Arc<Server>, from: IpAddr, place: Place) {
-    let place = Arc::new(place);
-    let limits = server.limits.clone();
-    let watched = Watched::new(stream, Arc::clone(&place));
-    let talk = async {
-        let greeted = timeout(limits.request, server.tls.accept(watched)).await;
-        let Ok(Ok(stream)) = greeted else { return };
-        let service = service_fn(move |request| answer(request, Arc::clone(&server), from));
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(limits.request)
-            .max_buf_size(HEAD_SIZE)
-            .serve_connection(TokioIo::new(stream), service);
-        // Whoever ends it, and why, is nothing that anybody could do something about.
-        drop(connection.await);
+    let bounds = Bounds {
+        head: server.limits.request,
+        head_size: HEAD_SIZE,
+        whole: server.limits.connection,
     };
-    tokio::select! {
-        ended = timeout(limits.connection, Box::pin(talk)) => drop(ended),
-        () = place.lost() => {}
-    }
+    let tls = server.tls.clone();
+    let greeted = async move |watched| tls.accept(watched).await.ok();
+    let answer = move |request| answer(request, Arc::clone(&server), from);
+    converse_over(stream, place, bounds, greeted, answer).await;
 }
 
 /// What is not answered by what was asked for.
@@ -239,7 +227,7 @@ async fn answer(
     request: Request<Incoming>,
     server: Arc<Server>,
     from: IpAddr,
-) -> Result<Response<Full<Bytes>>, Infallible> {
+) -> Response<Full<Bytes>> {
     let answered = match (request.method(), request.uri().path()) {
         _ if !server.requests.lock().take(from, 1, false) => Err(refusal(
             StatusCode::TOO_MANY_REQUESTS,
@@ -259,7 +247,7 @@ async fn answer(
         Err(refusal) => refused(refusal),
     };
     page::guard(response.headers_mut());
-    Ok(response)
+    response
 }
 
 fn given(kind: &'static str, body: Bytes) -> Response<Full<Bytes>> {
