@@ -19,6 +19,7 @@ mod issuer_keys;
 mod keygen;
 mod list_server;
 mod listed;
+mod listed_elsewhere;
 mod logs;
 mod measure;
 mod openid;

@@ -25,6 +25,7 @@ use crate::{
     issuer_keys::Keeper,
     list_server::{Given, ListServer},
     listed::ask_authorities,
+    listed_elsewhere::ListedElsewhere,
     measure::testbed::{self, Ready},
     process::{self, Asked, Signals},
     publisher::{Hears, Publisher, tokens_of},
@@ -323,8 +324,10 @@ struct Reader {
     /// What gives it to clients, if the file says so.
     given: Given,
     is_cache: bool,
-    /// What keeps descriptors of onion services, and who it is in the list.
-    hsdir: Option<(HsDir, Key)>,
+    /// Who it is in the list, and where it was seen there.
+    own: Option<(Key, ListedElsewhere)>,
+    /// What keeps descriptors of onion services.
+    hsdir: Option<HsDir>,
 }
 
 impl Reader {
@@ -339,6 +342,7 @@ impl Reader {
         let trust = trust(sources, directory.threshold, directory.hostile, SKEW);
         let client = Store::in_memory().and_then(|store| Client::new(trust, store));
         let own = handle.onion_key().map(|key| Key(key.identity));
+        let told = ListedElsewhere::new(directory.reached_at(handle.addresses()));
         let client = client.map_err(|error| {
             let doing = "making room for the list of relays";
             Failure::new(doing, error, "free some memory")
@@ -353,7 +357,8 @@ impl Reader {
                 Given::default()
             },
             is_cache,
-            hsdir: handle.hsdir().zip(own),
+            own: own.zip(Some(told)),
+            hsdir: handle.hsdir(),
         }))
     }
 
@@ -444,7 +449,7 @@ impl Reader {
         }
     }
 
-    async fn heard(&self, authorities: &[usize], heard: &[Result<Heard, Refused>]) {
+    async fn heard(&mut self, authorities: &[usize], heard: &[Result<Heard, Refused>]) {
         for (authority, heard) in authorities.iter().zip(heard) {
             if let Err(refused) = heard {
                 warn!(authority, "a list of relays is refused: {refused}");
@@ -455,11 +460,18 @@ impl Reader {
         }
     }
 
-    async fn tell(&self) {
-        if let Ok(Some(list)) = self.client.list(now())
-            && self.is_cache
-        {
-            self.given.give(list.to_string()).await;
+    async fn tell(&mut self) {
+        let Ok(Some(list)) = self.client.list(now()) else {
+            return;
+        };
+        if let Some((own, elsewhere)) = &mut self.own {
+            let relays = &mut list.list.relays.iter();
+            let found = relays.find(|relay| relay.descriptor.identity == *own);
+            elsewhere.heard(found.map(|relay| relay.descriptor.addresses.as_slice()));
+        }
+        let given = self.is_cache.then(|| list.to_string());
+        if let Some(list) = given {
+            self.given.give(list).await;
         }
         self.tell_channels();
     }
@@ -480,7 +492,9 @@ impl Reader {
 
     /// Which descriptors of onion services are to be kept here. A list that says nothing of them says nothing against any.
     fn tell_hsdir(&self, list: &List) {
-        let (Some((hsdir, own)), Some(hsdirs)) = (&self.hsdir, HsDirs::of_list(list)) else {
+        let (Some(hsdir), Some((own, _)), Some(hsdirs)) =
+            (&self.hsdir, &self.own, HsDirs::of_list(list))
+        else {
             return;
         };
         let (own, rings) = (*own, hsdirs.uploads());

@@ -17,7 +17,9 @@ use hoplite_wire::{Target, content_coding::Encoded};
 use tokio::{task::spawn_blocking, time::sleep};
 use tracing::{info, warn};
 
-use crate::{client, directory::now, relay::below, say::Failure};
+use crate::{
+    client, directory::now, listed_elsewhere::ListedElsewhere, relay::below, say::Failure,
+};
 
 /// In the directory of the relay's identity.
 const FILE: &str = "tor-directory.sqlite";
@@ -38,6 +40,8 @@ pub(crate) struct TorCache {
     cache: DirectoryCache,
     /// The relay's channels.
     listed: Option<Listed>,
+    /// The relay's Ed25519 identity, and where the consensus was seen to have it.
+    own: Option<([u8; 32], ListedElsewhere)>,
     authorities: Vec<Target>,
     /// Tries since there was a consensus last.
     tries: u32,
@@ -58,10 +62,13 @@ impl TorCache {
         let open = || tor::Client::caching(trust, Store::open(&path)?, now());
         let known = open().map_err(|error| unusable(&path, &error))?;
         let authorities = file.authorities.iter().map(|one| one.address.clone());
+        let own = handle.onion_key().map(|key| key.identity);
+        let told = ListedElsewhere::new(config.directory.reached_at(handle.addresses()));
         Ok(Some(Self {
             known,
             cache,
             listed: handle.listed(),
+            own: own.zip(Some(told)),
             authorities: authorities.collect(),
             tries: 0,
         }))
@@ -113,6 +120,7 @@ impl TorCache {
                 // Else it is the one that is here, of which something was missing and may be for long.
                 if self.known.valid_after() > before {
                     self.tries = 0;
+                    self.look_for_own();
                 }
                 info!(
                     bytes = came.bytes,
@@ -130,6 +138,15 @@ impl TorCache {
                 Some(self)
             }
         }
+    }
+
+    /// Where the consensus that has just come has this relay.
+    fn look_for_own(&mut self) {
+        let (Some((own, elsewhere)), Some(network)) = (&mut self.own, self.known.newest()) else {
+            return;
+        };
+        let found = network.relays.iter().find(|one| one.keys.ed25519 == *own);
+        elsewhere.heard(found.map(|relay| relay.router.addresses.as_slice()));
     }
 
     /// Whom channels know from now on: the relays of the newest consensus, also when its time is over, as circuits go on then.
