@@ -1,4 +1,4 @@
-//! A bandwidth scanner: which relay is measured next and over which circuit, what its results are worth, and which weights follow from them.
+//! A bandwidth scanner: which relay is measured next and over which circuit, what results say of it ([`Estimates`]), and which weights follow from that.
 //! bandwidth-file-spec; the sizes of transfers are after sbws ([`Transfers`]). A machine without I/O or clock: the binary, and the simulator in virtual
 //! time, ask [`Scanner::next`], measure, and tell [`Scanner::measured`]; [`weights::bandwidth_file`] makes of the results what authorities read.
 //!
@@ -8,6 +8,7 @@
 //! # Not in this room
 //! Circuits (`hoplite_onion`); the transfers' bytes are [`target`]'s.
 
+mod estimates;
 pub mod target;
 mod transfers;
 pub mod weights;
@@ -17,15 +18,19 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use hoplite_wire::{directory::Key, tor::bandwidth_file::RelayName};
 
 use crate::path_selection::Random;
+use estimates::Estimate;
 
+pub use estimates::Estimates;
 pub use transfers::{Direction, Rates, Step, Transfers};
 
 /// Results of one relay that are kept, the newest.
 const RESULTS: usize = 32;
 /// Relays whose results are kept.
 const RELAYS: usize = 16_384;
-/// A relay that could not be measured is tried again after this part of the usual pause.
+/// A relay that could not be measured, or was measured with partners that may have limited it, is tried again after this part of the usual pause.
 const HASTE: u64 = 4;
+/// With so many results it is not tried sooner any more: those that are faster than all others stay as they are.
+const HURRIED: usize = 6;
 /// The share of relays from which a partner is taken, if too few are known to be twice as fast: the fastest eighth.
 const FAST: usize = 8;
 /// And so many of them, so that no single partner says what a relay is worth.
@@ -112,16 +117,21 @@ pub enum Failure {
     Forged,
 }
 
+impl Measurement {
+    /// The other relays of the circuit.
+    fn partners(&self) -> impl Iterator<Item = &Key> {
+        self.path.iter().filter(|relay| **relay != self.relay)
+    }
+}
+
 /// What came of a measurement.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Outcome {
     /// When it was over, in seconds since 1970.
     pub at: u64,
-    /// Of which relay.
-    pub relay: Key,
-    /// Where it stood.
-    pub place: Place,
-    /// What it carried, or why that is not known.
+    /// What was measured.
+    pub of: Measurement,
+    /// What the circuit carried, or why that is not known.
     pub rates: Result<Rates, Failure>,
 }
 
@@ -132,10 +142,11 @@ pub struct Results(BTreeMap<Key, VecDeque<Outcome>>);
 impl Results {
     /// Takes a result up. The oldest of the relay's gives way when they are too many, and relays beyond the bound are not kept.
     pub fn put(&mut self, outcome: Outcome) {
-        if self.0.len() >= RELAYS && !self.0.contains_key(&outcome.relay) {
+        let relay = outcome.of.relay;
+        if self.0.len() >= RELAYS && !self.0.contains_key(&relay) {
             return;
         }
-        let all = self.0.entry(outcome.relay).or_default();
+        let all = self.0.entry(relay).or_default();
         let place = all.partition_point(|other| other.at <= outcome.at);
         all.insert(place, outcome);
         if all.len() > RESULTS {
@@ -160,31 +171,6 @@ impl Results {
         }
         self.0.retain(|_, all| !all.is_empty());
     }
-
-    /// What a relay carried when it stood in places like these, the slower direction of each result.
-    fn rates(&self, relay: &Key, is_wanted: impl Fn(Place) -> bool) -> Vec<u64> {
-        let wanted = self.of(relay).filter(|outcome| is_wanted(outcome.place));
-        let rates = wanted.filter_map(|outcome| Some(outcome.rates.ok()?.slower()));
-        rates.collect()
-    }
-
-    /// What a relay carries, by what it was measured to, in bytes a second. Where it can tell the scanner it counts for a tenth more at most than where it
-    /// cannot.
-    pub fn capacity(&self, relay: &Key) -> Option<u64> {
-        let open = filtered(&self.rates(relay, |place| place != Place::Middle));
-        let blind = filtered(&self.rates(relay, |place| place == Place::Middle));
-        match (open, blind) {
-            (Some(open), Some(blind)) => Some(open.min(blind.saturating_add(blind / 10))),
-            (open, blind) => open.or(blind),
-        }
-    }
-}
-
-/// The mean of those that are not below the mean of all: a slow partner, or others' traffic, makes results too low, and nothing honest makes them too high.
-/// bandwidth-file-spec "Torflow aggregation", `bw_filt`.
-fn filtered(rates: &[u64]) -> Option<u64> {
-    let mean = mean(rates.iter().copied())?;
-    self::mean(rates.iter().copied().filter(|rate| *rate >= mean))
 }
 
 fn mean(numbers: impl Iterator<Item = u64>) -> Option<u64> {
@@ -211,8 +197,7 @@ pub struct Scanner {
     begun: BTreeMap<Key, u64>,
     /// The relays of each circuit that is measured, by the one that it is measured for.
     under_way: BTreeMap<Key, Vec<Key>>,
-    /// What each can carry, by what is known best.
-    speeds: BTreeMap<Key, u64>,
+    estimates: Estimates,
 }
 
 impl Scanner {
@@ -224,9 +209,9 @@ impl Scanner {
             config,
             relays: BTreeMap::new(),
             begun: last.collect(),
+            estimates: Estimates::of(&results),
             results,
             under_way: BTreeMap::new(),
-            speeds: BTreeMap::new(),
         }
     }
 
@@ -237,8 +222,7 @@ impl Scanner {
         let (relays, under_way) = (&self.relays, &self.under_way);
         self.begun
             .retain(|relay, _| relays.contains_key(relay) || under_way.contains_key(relay));
-        let speeds = self.relays.keys();
-        self.speeds = speeds.map(|relay| (*relay, self.speed(relay))).collect();
+        self.estimates = Estimates::of(&self.results);
     }
 
     /// The relays that the directory has.
@@ -274,18 +258,29 @@ impl Scanner {
         let busy = self.busy();
         let idle = self.relays.keys().filter(|relay| !busy.contains(relay));
         let waiting = idle.filter_map(|relay| {
-            let failed = self.results.of(relay).next_back();
-            let failed = failed.is_some_and(|last| last.rates.is_err());
-            let pause = self.config.pause / if failed { HASTE } else { 1 };
+            let known = self.count(relay);
+            let pause = self.config.pause / if self.is_urgent(relay) { HASTE } else { 1 };
             let begun = self.begun.get(relay).copied();
             let is_due = |begun: u64| begun.saturating_add(pause.max(1)) <= now;
             begun.is_none_or(is_due).then(|| {
-                let known = self.results.rates(relay, |_| true).len();
                 let known = known.min(self.config.least);
                 (known, begun.unwrap_or(0), *relay)
             })
         });
         waiting.collect()
+    }
+
+    /// Results of a relay that tell a rate.
+    fn count(&self, relay: &Key) -> usize {
+        let known = self.estimates.relay(relay);
+        known.map_or(0, Estimate::count)
+    }
+
+    /// The last measurement has failed, or what was found may be its partners' fault.
+    fn is_urgent(&self, relay: &Key) -> bool {
+        let last = self.results.of(relay).next_back();
+        let has_failed = last.is_some_and(|last| last.rates.is_err());
+        has_failed || self.count(relay) < HURRIED && self.estimates.can_be_settled(relay)
     }
 
     /// The relays that are on some circuit.
@@ -298,7 +293,7 @@ impl Scanner {
         let busy = self.busy();
         let partners = self.relays.values().map(|relay| Partner {
             relay,
-            speed: self.speeds.get(&relay.identity).copied().unwrap_or(1),
+            speed: self.speed(relay),
             is_free: !busy.contains(&relay.identity),
         });
         let mut partners: Vec<_> = partners.collect();
@@ -313,9 +308,9 @@ impl Scanner {
         partners: &[Partner<'_>],
         random: Random<'_>,
     ) -> Option<Measurement> {
-        let blind = self.results.rates(&relay, |place| place == Place::Middle);
-        let open = self.results.rates(&relay, |place| place != Place::Middle);
-        let places = if blind.len() <= open.len() {
+        let known = self.estimates.relay(&relay);
+        let known = known.map(|known| (known.blind.known(), known.open.known()));
+        let places = if known.is_none_or(|(blind, open)| blind <= open) {
             [Place::Middle, Place::First, Place::Last]
         } else if random(2) == 0 {
             [Place::First, Place::Last, Place::Middle]
@@ -336,10 +331,8 @@ impl Scanner {
         partners: &[Partner<'_>],
         random: Random<'_>,
     ) -> Option<Vec<Key>> {
-        let enough = self
-            .speeds
-            .get(&relay)
-            .map_or(0, |speed| speed.saturating_mul(2));
+        let speed = self.relays.get(&relay).map_or(0, |relay| self.speed(relay));
+        let enough = speed.saturating_mul(2);
         let mut partner = |others: &[Key], must_exit: bool| {
             let fits = |other: &&Partner<'_>| {
                 let is_other = !others.contains(&other.relay.identity);
@@ -362,22 +355,22 @@ impl Scanner {
         }
     }
 
-    /// What a relay can carry, by what is known best. 1 TB/s at most, so that sums do not overflow.
-    fn speed(&self, relay: &Key) -> u64 {
-        let believed = || self.relays.get(relay).map_or(0, |relay| relay.believed);
-        let average = self.relays.get(relay).map_or(0, |relay| relay.average);
-        let speed = self.results.capacity(relay).unwrap_or_else(believed);
-        speed.min(average).clamp(1, 1 << 40)
+    /// How fast a partner is thought to be: as it has shown, or as somebody says of one that was on no circuit yet. 1 TB/s at most, so that sums do not
+    /// overflow.
+    fn speed(&self, relay: &Candidate) -> u64 {
+        let said = || relay.observed.unwrap_or(0).max(relay.believed);
+        let speed = self.estimates.shown(&relay.identity).unwrap_or_else(said);
+        speed.min(relay.average).clamp(1, 1 << 40)
     }
 
     /// A measurement is over.
     pub fn measured(&mut self, outcome: Outcome) {
-        self.under_way.remove(&outcome.relay);
-        self.results.put(outcome);
+        let relay = outcome.of.relay;
         let oldest = outcome.at.saturating_sub(self.config.keep);
-        self.results.forget_before(&outcome.relay, oldest);
-        let speed = self.speed(&outcome.relay);
-        self.speeds.insert(outcome.relay, speed);
+        self.under_way.remove(&relay);
+        self.results.put(outcome.clone());
+        self.results.forget_before(&relay, oldest);
+        self.estimates.note(&self.results, &outcome);
     }
 
     /// A measurement came to nothing by no fault of the relay's.
@@ -443,7 +436,7 @@ mod hidden {
 
     impl Debug for Outcome {
         fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-            write!(f, "Outcome({:?}: {:?})", self.place, self.rates)
+            write!(f, "Outcome({:?}: {:?})", self.of.place, self.rates)
         }
     }
 

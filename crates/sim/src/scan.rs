@@ -202,8 +202,10 @@ impl World {
     }
 
     fn begin(&mut self, measurement: Measurement) {
-        let Measurement { relay, place, path } = measurement;
-        let path = path.iter().filter_map(|one| self.known.get(one).cloned());
+        let path = measurement
+            .path
+            .iter()
+            .filter_map(|one| self.known.get(one).cloned());
         let config = Config {
             ahead: 0,
             conflux: false,
@@ -221,8 +223,7 @@ impl World {
             let rates = target::measure(&onion, &target, &expected).await;
             Outcome {
                 at: BEGINS.saturating_add(began.elapsed().as_secs()),
-                relay,
-                place,
+                of: measurement,
                 rates,
             }
         });

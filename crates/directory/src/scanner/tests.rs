@@ -9,7 +9,7 @@ const DAY: u64 = 86_400;
 const BEGIN: u64 = 1_790_000_000;
 
 /// A relay of a network of rates: what it carries for whom, and what it says.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Modelled {
     /// What it carries for everybody, in bytes a second.
     carries: u64,
@@ -64,7 +64,7 @@ struct World {
     scanner: Scanner,
     now: u64,
     random: Box<dyn FnMut(u64) -> u64>,
-    under_way: Vec<(Outcome, Vec<Key>)>,
+    under_way: Vec<Outcome>,
     /// What each relay carried for the scanner, in bytes.
     carried: Vec<u64>,
     measured: usize,
@@ -98,14 +98,15 @@ impl World {
     fn rate(&mut self, measurement: &Measurement) -> u64 {
         let shares = measurement.path.iter().map(|relay| {
             let modelled = self.relays[Self::number(relay)];
-            let tells = *relay == measurement.relay && measurement.place != Place::Middle;
-            let carries = if tells {
-                modelled.for_scanner
-            } else {
+            // Who is the first or the last can tell, as a partner too.
+            let is_blind = *relay == measurement.relay && measurement.place == Place::Middle;
+            let carries = if is_blind {
                 modelled.carries
+            } else {
+                modelled.for_scanner
             };
             let others = self.under_way.iter();
-            let others = others.filter(|(_, other)| other.contains(relay));
+            let others = others.filter(|other| other.of.path.contains(relay));
             carries / (1 + u64::try_from(others.count()).expect("few"))
         });
         let rate = shares.min().expect("a relay");
@@ -130,11 +131,10 @@ impl World {
         };
         let outcome = Outcome {
             at: self.now + took.as_secs() + 2,
-            relay: measurement.relay,
-            place: measurement.place,
+            of: measurement,
             rates: Ok(rates),
         };
-        self.under_way.push((outcome, measurement.path));
+        self.under_way.push(outcome);
         self.measured += 1;
     }
 
@@ -144,9 +144,9 @@ impl World {
             let (over, under_way): (Vec<_>, _) = self
                 .under_way
                 .drain(..)
-                .partition(|(outcome, _)| outcome.at <= now);
+                .partition(|outcome| outcome.at <= now);
             self.under_way = under_way;
-            for (outcome, _) in over {
+            for outcome in over {
                 self.scanner.measured(outcome);
             }
             while let Some(measurement) = self.scanner.next(self.now, &mut self.random) {
@@ -166,6 +166,16 @@ impl World {
         );
         file.expect("a file")
     }
+}
+
+/// Of a relay between or beside others that nobody knows more of.
+fn outcome(at: u64, relay: Key, place: Place, rates: Result<Rates, Failure>) -> Outcome {
+    let of = Measurement {
+        relay,
+        place,
+        path: vec![relay],
+    };
+    Outcome { at, of, rates }
 }
 
 fn about(now: u64) -> About<'static> {
@@ -317,13 +327,7 @@ fn of_several_vantage_points_the_low_median_counts() {
                 down: rate,
                 up: rate,
             });
-            let relay = identity(1);
-            results.put(Outcome {
-                at: BEGIN,
-                relay,
-                place,
-                rates,
-            });
+            results.put(outcome(BEGIN, identity(1), place, rates));
         }
         results
     };
@@ -359,13 +363,7 @@ fn what_is_not_known_well_enough_is_told_and_not_voted_for() {
     assert_eq!(file(&results, BEGIN), None, "no results, no file");
     let put = |results: &mut Results, number, rates| {
         for place in [Place::Middle, Place::Last] {
-            let relay = identity(number);
-            results.put(Outcome {
-                at: BEGIN,
-                relay,
-                place,
-                rates,
-            });
+            results.put(outcome(BEGIN, identity(number), place, rates));
         }
     };
     let rates = Ok(Rates {
@@ -396,6 +394,58 @@ fn what_is_not_known_well_enough_is_told_and_not_voted_for() {
     assert_eq!(file(&results, BEGIN + DAY + 1), None, "it has stopped");
 }
 
+/// Results that are a relay's own.
+fn settled(relay: Key, rate: u64) -> impl Iterator<Item = Outcome> {
+    let rates = Ok(Rates {
+        down: rate,
+        up: rate,
+    });
+    let places = [Place::First, Place::Middle, Place::First, Place::Middle];
+    let places = places.into_iter();
+    places.map(move |place| outcome(BEGIN - 400, relay, place, rates))
+}
+
+#[test]
+fn a_relay_that_a_slow_partner_may_have_limited_is_measured_again_sooner_until_that_one_has_shown_more()
+ {
+    let config = Config {
+        pause: 400,
+        ..Config::default()
+    };
+    let relays = [1_000_000; 6].map(honest);
+    let rate_of_limited = Ok(Rates { down: 50, up: 50 });
+    let limited = |place, path: &[usize]| Outcome {
+        at: BEGIN - 400,
+        of: Measurement {
+            relay: identity(5),
+            place,
+            path: path.iter().copied().map(identity).collect(),
+        },
+        rates: rate_of_limited,
+    };
+    let mut results = Results::default();
+    let others = (0..4).flat_map(|number| settled(identity(number), 100));
+    let slow = settled(identity(4), 50);
+    others.chain(slow).for_each(|one| results.put(one));
+    for _ in 0..2 {
+        results.put(limited(Place::First, &[5, 4]));
+        results.put(limited(Place::Middle, &[4, 5, 0]));
+    }
+    let due = |results: &Results, now| {
+        let mut scanner = Scanner::new(config, results.clone());
+        scanner.renew(relays.iter().enumerate().map(candidate).collect());
+        scanner
+            .next(now, &mut draws(1))
+            .map(|measurement| measurement.relay)
+    };
+    assert_eq!(due(&results, BEGIN - 301), None);
+    assert_eq!(due(&results, BEGIN - 300), Some(identity(5)));
+    assert_eq!(Estimates::of(&results).capacity(&identity(5)), Some(50));
+    let more = Ok(Rates { down: 100, up: 100 });
+    results.put(outcome(BEGIN - 400, identity(4), Place::First, more));
+    assert_eq!(due(&results, BEGIN - 300), None, "it was as slow as that");
+}
+
 #[test]
 fn a_relay_that_failed_is_tried_again_sooner_and_nobody_twice_at_once() {
     let relays = [1_000_000; 6].map(honest);
@@ -404,7 +454,12 @@ fn a_relay_that_failed_is_tried_again_sooner_and_nobody_twice_at_once() {
         at_once: 2,
         ..Config::default()
     };
-    let mut scanner = Scanner::new(config, Results::default());
+    let settled = |number| settled(identity(number), 1);
+    let mut results = Results::default();
+    (0..relays.len())
+        .flat_map(settled)
+        .for_each(|one| results.put(one));
+    let mut scanner = Scanner::new(config, results);
     scanner.renew(relays.iter().enumerate().map(candidate).collect());
     let mut random = draws(1);
     let mut next = |scanner: &mut Scanner, now| scanner.next(now, &mut random);
@@ -413,21 +468,21 @@ fn a_relay_that_failed_is_tried_again_sooner_and_nobody_twice_at_once() {
     let both: BTreeSet<_> = first.path.iter().chain(&second.path).collect();
     assert_eq!(both.len(), 6, "nobody twice");
     assert_eq!(next(&mut scanner, BEGIN), None, "two at once");
-    let over = |relay, rates| Outcome {
+    let over = |of, rates| Outcome {
         at: BEGIN,
-        relay,
-        place: Place::First,
+        of,
         rates,
     };
     let rates = Ok(Rates { down: 1, up: 1 });
-    scanner.measured(over(first.relay, Err(Failure::Stream)));
-    scanner.measured(over(second.relay, rates));
+    let failed = first.relay;
+    scanner.measured(over(first, Err(Failure::Stream)));
+    scanner.measured(over(second, rates));
     while let Some(other) = next(&mut scanner, BEGIN) {
-        scanner.measured(over(other.relay, rates));
+        scanner.measured(over(other, rates));
     }
     let mut due = |now| next(&mut scanner, now).map(|next| next.relay);
     assert_eq!(due(BEGIN + 99), None);
-    assert_eq!(due(BEGIN + 100), Some(first.relay));
+    assert_eq!(due(BEGIN + 100), Some(failed));
     assert_eq!(due(BEGIN + 399), None);
     assert!(due(BEGIN + 400).is_some());
 }
@@ -437,12 +492,7 @@ fn results_are_bounded_and_grow_old() {
     let mut results = Results::default();
     let relay = identity(1);
     for at in 0..100 {
-        results.put(Outcome {
-            at,
-            relay,
-            place: Place::First,
-            rates: Err(Failure::Circuit),
-        });
+        results.put(outcome(at, relay, Place::First, Err(Failure::Circuit)));
     }
     assert_eq!(results.of(&relay).count(), RESULTS);
     assert_eq!(
@@ -451,6 +501,57 @@ fn results_are_bounded_and_grow_old() {
     );
     results.forget_before(&relay, 100);
     assert_eq!(results.iter().count(), 0);
+}
+
+/// A network in which nobody was measured before.
+fn unmeasured_network() -> impl Strategy<Value = Vec<Modelled>> {
+    // From 100 kB/s to 25 MB/s; what it says is up to ten times as much, or all say the same; one of ten serves the scanner better.
+    let relay = (0..32u32, 1..=10u64, 0..10u8, 0..4u8);
+    let relay = relay.prop_map(|(size, lie, cheat, exit)| {
+        let carries = (100_000.0 * 1.19f64.powi(size.cast_signed())) as u64;
+        Modelled {
+            carries,
+            for_scanner: if cheat == 0 { carries * 10 } else { carries },
+            says: carries * lie,
+            exits: exit > 0,
+        }
+    });
+    let relays = proptest::collection::vec(relay, 8..30);
+    (relays, any::<bool>()).prop_map(|(mut relays, say_nothing)| {
+        for relay in &mut relays {
+            relay.says = if say_nothing { 1 << 40 } else { relay.says };
+        }
+        relays
+    })
+}
+
+/// Whether relays are there that can show what a relay carries: exits and others, half as fast again.
+fn can_be_shown(relays: &[Modelled], relay: &Modelled) -> bool {
+    let faster = relays
+        .iter()
+        .filter(|other| other.carries * 2 >= relay.carries * 3);
+    let exits = faster.clone().filter(|other| other.exits).count();
+    exits >= 3 && faster.count() >= 4
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whoever says what, whoever is measured first: after six rounds each relay counts for what it carries.
+    #[test]
+    fn from_nothing_known_six_rounds_tell_what_relays_carry(relays in unmeasured_network(), seed in 1u64..) {
+        let config = Config { pause: 600, at_once: 2, ..Config::default() };
+        let mut world = World::new(config, &relays, seed);
+        world.run(BEGIN + 6 * 600);
+        let estimates = Estimates::of(world.scanner.results());
+        for (number, relay) in relays.iter().enumerate().filter(|(_, relay)| can_be_shown(&relays, relay)) {
+            let found = estimates.capacity(&identity(number));
+            let off = off(found.expect("measured"), relay.carries);
+            // Who serves the scanner well where it can tell, and others badly, may have less.
+            let is_honest = relay.for_scanner == relay.carries;
+            prop_assert!(off <= 15 && (off >= -15 || !is_honest), "{off} % of {number}");
+        }
+    }
 }
 
 proptest! {
@@ -464,16 +565,17 @@ proptest! {
         scanner.renew(relays.iter().enumerate().map(candidate).collect());
         let mut random = draws(seed);
         for now in 0..rounds {
-            while let Some(Measurement { relay, place, path }) = scanner.next(now * 2, &mut random) {
+            while let Some(of) = scanner.next(now * 2, &mut random) {
+                let Measurement { relay, place, path } = &of;
                 let different: BTreeSet<_> = path.iter().collect();
                 prop_assert_eq!(different.len(), path.len());
                 let last = path.last().expect("one");
                 prop_assert!(exits[World::number(last)]);
-                let stands = match place { Place::First => 0, Place::Middle => 1, Place::Last => path.len() - 1 };
-                prop_assert_eq!(path[stands], relay);
-                prop_assert_eq!(path.len(), if place == Place::Middle { 3 } else { 2 });
+                let stands = match *place { Place::First => 0, Place::Middle => 1, Place::Last => path.len() - 1 };
+                prop_assert_eq!(path[stands], *relay);
+                prop_assert_eq!(path.len(), if *place == Place::Middle { 3 } else { 2 });
                 let rates = if seed.is_multiple_of(3) { Err(Failure::Circuit) } else { Ok(Rates { down: 5, up: 5 }) };
-                scanner.measured(Outcome { at: now * 2, relay, place, rates });
+                scanner.measured(Outcome { at: now * 2, of, rates });
             }
         }
     }

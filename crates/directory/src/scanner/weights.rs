@@ -7,7 +7,7 @@
 
 use hoplite_wire::tor::bandwidth_file::{BandwidthFile, KeyValues, RelayLine, date_time};
 
-use super::{Candidate, Config, Failure, Outcome, Results, mean, median};
+use super::{Candidate, Config, Estimates, Failure, Outcome, Results, mean, median};
 
 /// The format's version.
 const VERSION: &str = "1.7.0";
@@ -50,6 +50,8 @@ pub fn bandwidth_file<'a>(
     let points: Vec<&Results> = points.iter().filter(works).copied().collect();
     // "it SHOULD take the most recent timestamp from each thread and use the oldest value"
     let timestamp = points.iter().filter_map(|point| latest(point)).min()?;
+    let estimates: Vec<_> = points.iter().map(|point| Estimates::of(point)).collect();
+    let points: Vec<_> = points.iter().copied().zip(&estimates).collect();
     let known: Vec<_> = relays
         .map(|relay| Known::of(relay, &points, config))
         .collect();
@@ -62,7 +64,7 @@ pub fn bandwidth_file<'a>(
         .filter(|one| one.capacity.is_some() || !one.outcomes.is_empty());
     let relays = lines.map(|one| one.line(&scale, is_enough)).collect();
     let mut header = header(&known, &scale, config, about);
-    let earliest = points.iter().flat_map(|point| point.iter());
+    let earliest = points.iter().flat_map(|(point, _)| point.iter());
     let earliest = earliest.map(|outcome| outcome.at).min();
     header.set(
         "earliest_bandwidth",
@@ -151,17 +153,20 @@ fn rounded(number: u64) -> u64 {
 }
 
 impl<'a> Known<'a> {
-    fn of(relay: &'a Candidate, points: &[&'a Results], config: &Config) -> Self {
+    fn of(relay: &'a Candidate, points: &[(&'a Results, &Estimates)], config: &Config) -> Self {
         let identity = &relay.identity;
-        let often = points.iter().filter(|point| {
+        let often = points.iter().filter(|(point, _)| {
             let found = point.of(identity).filter(|outcome| outcome.rates.is_ok());
             found.count() >= config.least.max(1)
         });
-        let capacities = often.filter_map(|point| point.capacity(identity));
+        let capacities = often.filter_map(|(_, estimates)| estimates.capacity(identity));
         Self {
             relay,
             capacity: median(capacities.collect()),
-            outcomes: points.iter().flat_map(|point| point.of(identity)).collect(),
+            outcomes: points
+                .iter()
+                .flat_map(|(point, _)| point.of(identity))
+                .collect(),
         }
     }
 

@@ -294,14 +294,13 @@ impl Driver {
     }
 
     fn begin(&mut self, measurement: Measurement) {
-        let Measurement { relay, place, path } = measurement;
-        let known = path.iter().filter_map(|identity| {
+        let known = measurement.path.iter().filter_map(|identity| {
             let listed = self.network.relay(identity)?;
             client::relay_of_list(&self.network, listed)
         });
         let known: Vec<_> = known.collect();
-        if known.len() != path.len() {
-            self.scanner.given_up(&relay);
+        if known.len() != measurement.path.len() {
+            self.scanner.given_up(&measurement.relay);
             return;
         }
         let circuits = self.circuits.clone();
@@ -309,8 +308,7 @@ impl Driver {
             let rates = circuits.measure(known).await;
             Outcome {
                 at: now(),
-                relay,
-                place,
+                of: measurement,
                 rates,
             }
         });
@@ -318,7 +316,7 @@ impl Driver {
 
     fn note(&mut self, outcome: &Outcome) {
         debug!(?outcome, "measured");
-        self.scanner.measured(*outcome);
+        self.scanner.measured(outcome.clone());
         if let Err(error) = self.append(outcome) {
             // It counts all the same, until the scanner is started again.
             warn!("a result cannot be kept: {error}");
@@ -381,6 +379,8 @@ struct Line {
     at: u64,
     relay: String,
     place: Where,
+    /// All relays of the circuit.
+    path: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     down: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -413,12 +413,13 @@ fn line(outcome: &Outcome) -> io::Result<String> {
     });
     let line = Line {
         at: outcome.at,
-        relay: outcome.relay.to_string(),
-        place: match outcome.place {
+        relay: outcome.of.relay.to_string(),
+        place: match outcome.of.place {
             Place::First => Where::First,
             Place::Middle => Where::Middle,
             Place::Last => Where::Last,
         },
+        path: outcome.of.path.iter().map(Key::to_string).collect(),
         down: outcome.rates.ok().map(|rates| rates.down),
         up: outcome.rates.ok().map(|rates| rates.up),
         failed,
@@ -437,16 +438,22 @@ fn outcome(line: &str) -> Option<Outcome> {
         (Some(Failed::Forged), ..) => Err(Unmeasured::Forged),
         (None, ..) => return None,
     };
-    Some(Outcome {
+    let (place, stands, length) = match line.place {
+        Where::First => (Place::First, 0, 2),
+        Where::Middle => (Place::Middle, 1, 3),
+        Where::Last => (Place::Last, 1, 2),
+    };
+    let relay = line.relay.parse::<Key>().ok()?;
+    let path = line.path.iter().map(|one| one.parse::<Key>().ok());
+    let path = path.collect::<Option<Vec<_>>>()?;
+    let is_right = path.len() == length && path.get(stands) == Some(&relay);
+    let of = Measurement { relay, place, path };
+    let outcome = Outcome {
         at: line.at,
-        relay: line.relay.parse::<Key>().ok()?,
-        place: match line.place {
-            Where::First => Place::First,
-            Where::Middle => Place::Middle,
-            Where::Last => Place::Last,
-        },
+        of,
         rates,
-    })
+    };
+    is_right.then_some(outcome)
 }
 
 /// What a file has of results that are not too old. A line that a crash has cut, or that is none, is left out; without a file there are none.
@@ -488,8 +495,11 @@ mod tests {
     fn found(at: u64, rates: Result<Rates, Unmeasured>) -> Outcome {
         Outcome {
             at,
-            relay: Key([7; 32]),
-            place: Place::Middle,
+            of: Measurement {
+                relay: Key([7; 32]),
+                place: Place::Middle,
+                path: [6, 7, 8].map(|one| Key([one; 32])).to_vec(),
+            },
             rates,
         }
     }
@@ -510,10 +520,17 @@ mod tests {
         let cut = format!("{text}{{\"at\":30,\"rel\n{{}}\n\n");
         fs::write(&path, cut).expect("written");
         let results = kept(&path, 0).expect("read");
-        assert_eq!(results.iter().copied().collect::<Vec<_>>(), all);
+        assert_eq!(results.iter().cloned().collect::<Vec<_>>(), all);
         rewrite(&path, &results).expect("written");
         assert_eq!(fs::read_to_string(&path).expect("read"), text);
         assert_eq!(kept(&path, 20).expect("read").iter().count(), 3);
+        let elsewhere = text.replace("middle", "first");
+        fs::write(&path, elsewhere).expect("written");
+        assert_eq!(
+            kept(&path, 0).expect("read").iter().count(),
+            0,
+            "it does not stand there"
+        );
         let ahead = line(&found(now() + 7200, Err(Unmeasured::Stream))).expect("a line");
         fs::write(&path, ahead).expect("written");
         assert_eq!(
