@@ -8,6 +8,7 @@ use crate::{
     balancer, calibrate, doctor,
     errors::Failure,
     experiments::{campaign, scenario, workload, world},
+    monitor,
     results::report,
 };
 
@@ -39,6 +40,9 @@ pub enum Command {
     Calibrate(CalibrateArgs),
     /// Balance UDP and TCP over a fleet of relays by the ids of connections.
     Balancer(BalancerArgs),
+    /// Measure real networks for months, within a budget.
+    #[command(subcommand)]
+    Monitor(MonitorCommand),
     /// One attempt, inside fresh namespaces: an order on stdin, a report on stdout.
     #[command(name = "__world", hide = true)]
     World,
@@ -116,6 +120,31 @@ pub struct BalancerArgs {
     pub file: PathBuf,
 }
 
+/// The two ends of a monitor, and its page.
+#[derive(Clone, Debug, Subcommand)]
+pub enum MonitorCommand {
+    /// Transfer by the file's schedule, until ended.
+    Run(MonitorArgs),
+    /// Be the server that it transfers from.
+    Serve(MonitorArgs),
+    /// Close the days that are over and draw the page, once; not while `run` runs.
+    Page(MonitorArgs),
+}
+
+/// Arguments of `monitor`.
+#[derive(Clone, Debug, Args)]
+pub struct MonitorArgs {
+    /// What is measured, how often, within which budget (examples/lab/monitor.toml).
+    #[arg(value_name = "FILE.toml")]
+    pub file: PathBuf,
+    /// How many times faster the calendar goes, to see a month within minutes. Transfers are as fast as ever.
+    #[arg(long, value_name = "TIMES", default_value_t = 1, hide = true, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub pace: u32,
+    /// When that calendar begins, in seconds since 1970.
+    #[arg(long, value_name = "SECONDS", hide = true)]
+    pub at: Option<u64>,
+}
+
 /// Arguments of `merge`.
 #[derive(Clone, Debug, Args)]
 pub struct MergeArgs {
@@ -166,6 +195,9 @@ pub struct CalibrateArgs {
 pub fn run(cli: &Cli) -> Result<(), Failure> {
     match &cli.command {
         Command::Balancer(args) => balancer::run(args),
+        Command::Monitor(MonitorCommand::Run(args)) => monitor::run(args),
+        Command::Monitor(MonitorCommand::Serve(args)) => monitor::serve(args),
+        Command::Monitor(MonitorCommand::Page(args)) => monitor::page(args),
         Command::Calibrate(args) => calibrate::run(args),
         Command::World => world::inside::main(),
         Command::Work => workload::run::client::main(),

@@ -2,7 +2,8 @@
 //! It runs binaries and never imports the product's rooms above the seam.
 //!
 //! It has three rooms: the network (`emulator`, `netns`, `topology`), what is run in it (`experiments`), and what comes of it (`results`).
-//! `doctor` and `calibrate` look after the machine; `balancer` is a program beside all this, in front of a fleet of relays.
+//! `doctor` and `calibrate` look after the machine; `balancer` and `monitor` are programs beside all this: in front of a
+//! fleet of relays, and for months on real networks.
 //!
 //! # Not in this room
 //! Virtual time (`sim`), and everything that is measured: the subjects are processes.
@@ -24,6 +25,7 @@ pub mod emulator;
 pub mod errors;
 pub mod experiments;
 mod log;
+pub mod monitor;
 pub mod netns;
 pub mod results;
 pub mod topology;

@@ -158,6 +158,7 @@ impl Try {
             ports: Ports::default(),
             seed: 1,
             qlog: None,
+            interface: None,
         };
         let host = self.lab.host(&plan.from).unwrap();
         let mut work = host

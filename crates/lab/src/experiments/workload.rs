@@ -192,6 +192,9 @@ pub struct Order {
     pub seed: u64,
     /// Where the client's qlogs go, if wanted; the server's go where QLOGDIR says.
     pub qlog: Option<PathBuf>,
+    /// The interface that connections over TCP to anything but a proxy are bound to, whatever the routes say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
 }
 
 /// The door that a subject opens for programs on a host.
@@ -312,7 +315,7 @@ pub struct Phases {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferError {
     /// `CONNECT`, `PROXY`, `TLS`, `AUTH` (the answer is not that of our server), `READ`, `WRITE`, `CLOSED` (the peer ended too early),
-    /// `STALL`, `TIMEOUT`, `CHECKSUM`, `MISC`: in TGen's words where it has one.
+    /// `STALL`, `TIMEOUT`, `CHECKSUM`, `MISC`: in TGen's words where it has one. Of a monitor also `BUDGET`, `INTERFACE`, `KILLED`, `CLOCK`, `DISK`.
     pub kind: String,
     /// In words, for a reader.
     pub why: String,
@@ -341,6 +344,16 @@ pub(crate) enum Fault {
     Timeout,
     /// What arrived is not what was sent.
     Checksum,
+    /// A monitor's: more than was reserved in its budget, or no room in it.
+    Budget,
+    /// A monitor's: its interface is not there.
+    Interface,
+    /// A monitor's: the program ended within it.
+    Killed,
+    /// A monitor's: the clock was set.
+    Clock,
+    /// A monitor's: nothing could be written.
+    Disk,
     /// Our own mistake, or an order that this way in cannot carry.
     Misc,
 }
@@ -358,6 +371,11 @@ impl Fault {
             Self::Stall => "STALL",
             Self::Timeout => "TIMEOUT",
             Self::Checksum => "CHECKSUM",
+            Self::Budget => "BUDGET",
+            Self::Interface => "INTERFACE",
+            Self::Killed => "KILLED",
+            Self::Clock => "CLOCK",
+            Self::Disk => "DISK",
             Self::Misc => "MISC",
         }
     }

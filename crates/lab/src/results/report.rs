@@ -16,6 +16,7 @@ mod figures;
 mod findings;
 mod lines;
 mod metric;
+pub(crate) mod months;
 mod page;
 pub mod plot;
 mod plots;

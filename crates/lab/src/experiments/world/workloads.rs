@@ -168,6 +168,7 @@ fn order(site: Site<'_>, plan: &Plan) -> io::Result<Order> {
         ports: Ports::default(),
         seed: seed(site.trial.seed, &plan.name),
         qlog: qlog_of(site.trial, &name_of(plan))?,
+        interface: None,
     })
 }
 

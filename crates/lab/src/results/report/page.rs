@@ -101,7 +101,7 @@ pub(super) fn page(source: &PageInput<'_>) -> String {
 }
 
 /// The style sheet, with the subjects' colours of both pages.
-fn style() -> String {
+pub(super) fn style() -> String {
     let colours = |all: [&str; 6]| {
         let one = |(number, colour): (usize, &str)| format!("--s{number}:{colour};");
         all.into_iter().enumerate().map(one).collect::<String>()

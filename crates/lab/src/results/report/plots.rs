@@ -312,7 +312,7 @@ pub(super) fn ecdf_plot(data: &Data, measure: usize, case: usize, unit: Unit) ->
 }
 
 /// From the left edge at nought to the right edge at one.
-fn steps(frame: &PlotArea, values: &[f64]) -> Vec<(f64, f64)> {
+pub(super) fn steps(frame: &PlotArea, values: &[f64]) -> Vec<(f64, f64)> {
     let bottom = frame.top + frame.height;
     let (mut points, mut level) = (Vec::new(), bottom);
     for (value, share) in ecdf(values) {

@@ -190,18 +190,53 @@ fn job(order: &Order, head: Head) -> Job {
     }
 }
 
+/// A download of `size` bytes on a connection of its own with a token of its own, and the port that it was made from. It is broken off with the
+/// error that `broken` answers with, if that answers before.
+pub(crate) async fn download(
+    order: &Order,
+    size: u64,
+    number: u32,
+    broken: impl Future<Output = TransferError>,
+) -> (Transfer, Option<u16>) {
+    let mut random = Random::stream(order.seed, &order.plan.name, number.into());
+    let token = random.login();
+    let head = Head {
+        down: Some(size),
+        seed: random.next(),
+        token: random.next(),
+        ..Head::default()
+    };
+    let job = job(order, head);
+    let mut record = Record::start(job.asked());
+    let outcome = tokio::select! {
+        outcome = carry(order, &job, &token, &mut record) => outcome,
+        error = broken => Err(error),
+    };
+    let local = record.local;
+    (record.transfer(order, number, 1, outcome), local)
+}
+
 /// One transfer on a connection of its own.
 async fn one(order: &Order, job: &Job, token: &Login) -> (Record, Result<(), TransferError>) {
     let mut record = Record::start(job.asked());
+    let outcome = carry(order, job, token, &mut record).await;
+    (record, outcome)
+}
+
+async fn carry(
+    order: &Order,
+    job: &Job,
+    token: &Login,
+    record: &mut Record,
+) -> Result<(), TransferError> {
     let limit = order.plan.timeout;
     let outcome = timeout(limit, async {
-        let mut stream = connect::open(order, order.ports.transfer, token, &mut record).await?;
-        tcp::exchange(&mut stream, job, &mut record).await
+        let mut stream = connect::open(order, order.ports.transfer, token, record).await?;
+        tcp::exchange(&mut stream, job, record).await
     });
-    let outcome = outcome.await.unwrap_or_else(|_| {
+    outcome.await.unwrap_or_else(|_| {
         Err(Fault::Timeout.because(format_args!("the transfer was not over after {limit:?}")))
-    });
-    (record, outcome)
+    })
 }
 
 /// Connection 0: sizes added, phases over all; it failed if one of them did.

@@ -47,7 +47,10 @@ pub(crate) async fn open(
 ) -> Result<TcpStream, TransferError> {
     let (target, stall) = (target(order, port)?, order.plan.stall);
     match order.way {
-        Way::Direct => connect(resolve(&target).await?, stall, record).await,
+        Way::Direct => {
+            let address = resolve(&target).await?;
+            connect_over(order.interface.as_deref(), address, stall, record).await
+        }
         Way::Socks { address, .. } => {
             let mut stream = connect(address, stall, record).await?;
             let request = (Command::Connect, target.into());
@@ -154,6 +157,16 @@ pub(crate) async fn connect(
     stall: Duration,
     record: &mut Record,
 ) -> Result<TcpStream, TransferError> {
+    connect_over(None, address, stall, record).await
+}
+
+/// A TCP connection over an interface, or where the routes lead.
+async fn connect_over(
+    interface: Option<&str>,
+    address: SocketAddr,
+    stall: Duration,
+    record: &mut Record,
+) -> Result<TcpStream, TransferError> {
     let failed = |error: io::Error| Fault::Connect.because(format_args!("{address}: {error}"));
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4(),
@@ -161,6 +174,10 @@ pub(crate) async fn connect(
     };
     let socket = socket.map_err(failed)?;
     socket.set_nodelay(true).map_err(failed)?;
+    if let Some(interface) = interface {
+        let bound = socket.bind_device(Some(interface.as_bytes()));
+        bound.map_err(|error| Fault::Interface.because(format_args!("{interface}: {error}")))?;
+    }
     record.phases.socket = Some(record.clock.us());
     #[expect(
         clippy::disallowed_methods,
@@ -170,6 +187,7 @@ pub(crate) async fn connect(
     let late = |_| Fault::Connect.because(format_args!("{address}: no answer within {stall:?}"));
     let stream = connecting.await.map_err(late)?.map_err(failed)?;
     record.phases.connect = Some(record.clock.us());
+    record.local = stream.local_addr().ok().map(|local| local.port());
     Ok(stream)
 }
 

@@ -22,6 +22,8 @@ pub(crate) struct Record {
     pub(crate) clock: Clock,
     pub(crate) phases: Phases,
     pub(crate) seen_as: Option<IpAddr>,
+    /// The port of its connection on this machine.
+    pub(crate) local: Option<u16>,
     pub(crate) asked: [u64; 2],
     pub(crate) moved: [u64; 2],
     /// Sent, as the sender sees it. All progress is in microseconds of the monotonic clock.
@@ -42,6 +44,7 @@ impl Record {
             clock: Clock::start(),
             phases: Phases::default(),
             seen_as: None,
+            local: None,
             asked,
             moved: [0; 2],
             sent: Progress::new(asked[0]),

@@ -130,7 +130,7 @@ impl Server {
     /// Serves for ever.
     pub async fn run(self) {
         let transfers = accept(self.transfer, |stream, peer| async move {
-            if let Err(error) = transfer(stream, peer).await {
+            if let Err(error) = transfer(stream, peer, STALL, |_| true).await {
                 tracing::debug!(kind = error.kind, why = error.why, "a transfer ended early");
             }
         });
@@ -177,26 +177,32 @@ fn claim(socket: &Socket, kind: Type, address: SocketAddr) -> io::Result<()> {
     socket.bind(&address.into())
 }
 
-/// The server's half of the transfer protocol.
-async fn transfer(mut stream: TcpStream, peer: SocketAddr) -> Result<(), TransferError> {
+/// The server's half of the transfer protocol. What the client asks for and `may` not have is answered like what cannot be read.
+pub(crate) async fn transfer(
+    mut stream: TcpStream,
+    peer: SocketAddr,
+    stall: Duration,
+    may: impl FnOnce(&Head) -> bool,
+) -> Result<(), TransferError> {
     let (reading, mut writing) = stream.split();
-    let mut reading = Reading::new(reading, STALL);
+    let mut reading = Reading::new(reading, stall);
     let head = Head::parse(&reading.exact::<HEAD>().await?);
+    let head = head.ok().filter(|head| may(head));
     let answer = Answer {
         status: head.map_or(Status::Unreadable, |_| Status::Fine),
         seen_as: peer.ip().to_canonical(),
         token: head.map_or(0, |head| head.token),
     };
-    tcp::write(&mut writing, &answer.emit(), STALL).await?;
-    let Ok(head) = head else {
+    tcp::write(&mut writing, &answer.emit(), stall).await?;
+    let Some(head) = head else {
         return Ok(());
     };
     let verdict = match head.rounds {
-        0 => at_once(&mut reading, &mut writing, &head).await?,
-        _ => rounds(&mut reading, &mut writing, &head).await?,
+        0 => at_once(&mut reading, &mut writing, &head, stall).await?,
+        _ => rounds(&mut reading, &mut writing, &head, stall).await?,
     };
     match verdict {
-        Some(verdict) => tcp::write(&mut writing, &verdict.emit(), STALL).await,
+        Some(verdict) => tcp::write(&mut writing, &verdict.emit(), stall).await,
         None => Ok(()),
     }
 }
@@ -208,9 +214,10 @@ async fn at_once(
     reading: &mut From<'_>,
     writing: &mut To<'_>,
     head: &Head,
+    stall: Duration,
 ) -> Result<Option<Verdict>, TransferError> {
     let mut sent = Progress::new(0);
-    let sending = tcp::send(writing, head.down, head, (&mut sent, STALL));
+    let sending = tcp::send(writing, head.down, head, (&mut sent, stall));
     let receiving = async {
         let Some(size) = head.up else {
             return Ok(None);
@@ -230,6 +237,7 @@ async fn rounds(
     reading: &mut From<'_>,
     writing: &mut To<'_>,
     head: &Head,
+    stall: Duration,
 ) -> Result<Option<Verdict>, TransferError> {
     let (up, down) = (head.up.unwrap_or(1), head.down.unwrap_or(1));
     let mut sender = Sender::new(head.seed);
@@ -242,7 +250,7 @@ async fn rounds(
             .receive(&mut receiver, Some(until), &mut progress)
             .await?;
         let last = round == head.rounds;
-        tcp::send_size(writing, &mut sender, down, last, (&mut sent, STALL)).await?;
+        tcp::send_size(writing, &mut sender, down, last, (&mut sent, stall)).await?;
     }
     reading.receive(&mut receiver, None, &mut progress).await?;
     Ok(Some(Verdict {

@@ -57,6 +57,7 @@ pub(super) fn order(kind: Kind, ports: Ports) -> Order {
         ports,
         seed: 1,
         qlog: None,
+        interface: None,
     }
 }
 
