@@ -392,7 +392,7 @@ mod tests {
             assert!(page.contains(part), "{part}");
         }
         assert!(
-            !page.contains("<tor>") && !page.contains("http"),
+            !page.contains("<tor>") && !page.contains("://"),
             "nothing from elsewhere"
         );
     }
