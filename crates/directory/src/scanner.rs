@@ -364,13 +364,13 @@ impl Scanner {
     }
 
     /// A measurement is over.
-    pub fn measured(&mut self, outcome: Outcome) {
+    pub fn measured(&mut self, outcome: &Outcome) {
         let relay = outcome.of.relay;
         let oldest = outcome.at.saturating_sub(self.config.keep);
         self.under_way.remove(&relay);
         self.results.put(outcome.clone());
         self.results.forget_before(&relay, oldest);
-        self.estimates.note(&self.results, &outcome);
+        self.estimates.note(&self.results, outcome);
     }
 
     /// A measurement came to nothing by no fault of the relay's.

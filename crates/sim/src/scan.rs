@@ -182,7 +182,7 @@ impl World {
             begun.into_iter().for_each(|one| self.begin(one));
             tokio::select! {
                 biased;
-                Some(Ok(outcome)) = self.running.join_next() => self.scanner.measured(outcome),
+                Some(Ok(outcome)) = self.running.join_next() => self.scanner.measured(&outcome),
                 () = sleep(TURN) => {}
             }
         }

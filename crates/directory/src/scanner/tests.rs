@@ -147,7 +147,7 @@ impl World {
                 .partition(|outcome| outcome.at <= now);
             self.under_way = under_way;
             for outcome in over {
-                self.scanner.measured(outcome);
+                self.scanner.measured(&outcome);
             }
             while let Some(measurement) = self.scanner.next(self.now, &mut self.random) {
                 self.begin(measurement);
@@ -312,9 +312,7 @@ fn a_scan_of_a_thousand_relays_takes_less_than_a_day_and_a_hundredth_of_their_ba
     let weights: Vec<_> = weights.collect();
     let near = weights.iter().filter(|off| off.abs() <= 15).count();
     println!("{near} of 1000 within 15 %");
-    // The fastest have had partners that had not been measured, and said that they were as fast.
-    assert!(near >= 850, "{near}");
-    assert!(weights.iter().all(|off| (-60..=15).contains(off)));
+    assert_eq!(near, 1000, "{weights:?}");
 }
 
 #[test]
@@ -475,10 +473,10 @@ fn a_relay_that_failed_is_tried_again_sooner_and_nobody_twice_at_once() {
     };
     let rates = Ok(Rates { down: 1, up: 1 });
     let failed = first.relay;
-    scanner.measured(over(first, Err(Failure::Stream)));
-    scanner.measured(over(second, rates));
+    scanner.measured(&over(first, Err(Failure::Stream)));
+    scanner.measured(&over(second, rates));
     while let Some(other) = next(&mut scanner, BEGIN) {
-        scanner.measured(over(other, rates));
+        scanner.measured(&over(other, rates));
     }
     let mut due = |now| next(&mut scanner, now).map(|next| next.relay);
     assert_eq!(due(BEGIN + 99), None);
@@ -508,7 +506,7 @@ fn unmeasured_network() -> impl Strategy<Value = Vec<Modelled>> {
     // From 100 kB/s to 25 MB/s; what it says is up to ten times as much, or all say the same; one of ten serves the scanner better.
     let relay = (0..32u32, 1..=10u64, 0..10u8, 0..4u8);
     let relay = relay.prop_map(|(size, lie, cheat, exit)| {
-        let carries = (100_000.0 * 1.19f64.powi(size.cast_signed())) as u64;
+        let carries = (0..size).fold(100_000, |rate, _| rate * 119 / 100);
         Modelled {
             carries,
             for_scanner: if cheat == 0 { carries * 10 } else { carries },
@@ -575,7 +573,7 @@ proptest! {
                 prop_assert_eq!(path[stands], *relay);
                 prop_assert_eq!(path.len(), if *place == Place::Middle { 3 } else { 2 });
                 let rates = if seed.is_multiple_of(3) { Err(Failure::Circuit) } else { Ok(Rates { down: 5, up: 5 }) };
-                scanner.measured(Outcome { at: now * 2, of, rates });
+                scanner.measured(&Outcome { at: now * 2, of, rates });
             }
         }
     }

@@ -316,7 +316,7 @@ impl Driver {
 
     fn note(&mut self, outcome: &Outcome) {
         debug!(?outcome, "measured");
-        self.scanner.measured(outcome.clone());
+        self.scanner.measured(outcome);
         if let Err(error) = self.append(outcome) {
             // It counts all the same, until the scanner is started again.
             warn!("a result cannot be kept: {error}");
