@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    metric::{Quantity, Unit, count, span},
+    metric::{Quantity, Unit, count},
     page::{heads, style, table},
     plots::steps,
     render::{Target, escape, row, svg, tag, text_tag},
@@ -194,7 +194,9 @@ fn table_of_sizes(vantage: &Vantage) -> String {
                 .collect::<Vec<f64>>()
         };
         let told = |values: &[f64], share: f64| {
-            quantile(values, share).map_or_else(|| "–".to_owned(), span)
+            let value = quantile(values, share);
+            let text = value.map(|value| Quantity::Seconds.unit(value).format_with_unit(value));
+            text.unwrap_or_else(|| "–".to_owned())
         };
         let (first, last) = (values(|point| point.first), values(|point| point.last));
         let failed = points.iter().filter(|point| point.error.is_some()).count();
@@ -391,6 +393,7 @@ mod tests {
         ] {
             assert!(page.contains(part), "{part}");
         }
+        assert!(!page.contains(">0 s<"), "times below a second are times");
         assert!(
             !page.contains("<tor>") && !page.contains("://"),
             "nothing from elsewhere"
