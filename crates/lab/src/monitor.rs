@@ -12,7 +12,7 @@
 mod analysis;
 mod budget;
 mod config;
-mod control;
+pub mod control;
 mod days;
 mod interface;
 mod schedule;

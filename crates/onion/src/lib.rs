@@ -1,6 +1,6 @@
 //! Circuits of Tor's cells through one to eight relays: the client's end as an overlay, and the relay's as guard, middle and exit.
 //! The binary assembles it; channels come from `channel`, or in memory for tests; handshakes and layers are `crypto::onion`'s, cells `wire::cell`'s.
-//! tor-spec, rend-spec-v3, proposals 289 (authenticated SENDMEs), 324 (congestion control) and 332 (ntor-v3).
+//! tor-spec, rend-spec-v3, proposals 289 (authenticated SENDMEs), 324 (congestion control), 332 (ntor-v3) and 339 (UDP).
 //!
 //! ```text
 //! client: Onion ── pool ── driver ── ClientCircuit (layers, building)      relay: serve ── driver ── RelayCircuit (one layer)
@@ -12,7 +12,7 @@
 //!
 //! # Not in this room
 //! Channels (`channel`), which relays there are and which to take (`directory`; see [`path::Paths`]), who may use a relay (`relay`).
-//! UDP: Tor has none, and [`Onion`] says that it is unsupported. Descriptors of onion services ([`onion_service`] is told what they say).
+//! Descriptors of onion services ([`onion_service`] is told what they say).
 
 pub mod channel;
 pub mod client;

@@ -32,7 +32,7 @@ const LINE: u64 = 16 * 1024;
 /// Something that has ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Told {
+pub enum Told {
     /// A circuit that carried a stream of ours.
     Circuit(Circuit),
     /// A stream of ours.
@@ -41,7 +41,7 @@ pub(crate) enum Told {
 
 /// A circuit, in OnionPerf's names. Times are seconds, `unix` since 1970, others since its beginning.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Circuit {
+pub struct Circuit {
     pub(crate) circuit_id: u64,
     pub(super) unix_ts_start: f64,
     pub(super) unix_ts_end: f64,
@@ -58,7 +58,7 @@ pub(crate) struct Circuit {
 
 /// A stream, in OnionPerf's names.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Stream {
+pub struct Stream {
     pub(crate) stream_id: u64,
     pub(crate) circuit_id: Option<String>,
     pub(super) unix_ts_start: f64,
@@ -130,7 +130,7 @@ struct Followed<T> {
 
 /// Follows circuits and streams.
 #[derive(Debug, Default)]
-pub(crate) struct Tracker {
+pub struct Tracker {
     circuits: BTreeMap<u64, Followed<Circuit>>,
     streams: BTreeMap<u64, Followed<Stream>>,
     ended: VecDeque<Stream>,
@@ -139,7 +139,7 @@ pub(crate) struct Tracker {
 
 impl Tracker {
     /// A line of tor's that came at `at`, in seconds since 1970. What is no event of circuits or streams is passed over.
-    pub(crate) fn line(&mut self, line: &str, at: f64) {
+    pub fn line(&mut self, line: &str, at: f64) {
         let Some(event) = Event::parse(line) else {
             return;
         };
@@ -239,7 +239,7 @@ impl Tracker {
 
     /// The streams that began at this port of the machine are ours, and so are their circuits. Those are told as far as they have come: one stays
     /// open for minutes after its stream, over the end of the day perhaps. They are told again when they close.
-    pub(crate) fn claim(&mut self, port: u16) {
+    pub fn claim(&mut self, port: u16) {
         let end = format!(":{port}");
         let mine = |stream: &Stream| {
             stream
@@ -278,7 +278,7 @@ impl Tracker {
     }
 
     /// What has ended since this was asked last.
-    pub(crate) fn take(&mut self) -> Vec<Told> {
+    pub fn take(&mut self) -> Vec<Told> {
         std::mem::take(&mut self.told)
     }
 }
