@@ -10,6 +10,7 @@ use hoplite_wire::{Target, cell::relay::Flags};
 use serde::Deserialize;
 
 use crate::{
+    Randomness,
     channel::Dialer,
     endpoint::{HALF_CLOSE, Limits, io::Handle, udp::UdpHandle},
     path::Paths,
@@ -80,6 +81,9 @@ pub struct Config {
     /// Other bounds of one circuit than `streams`. No key.
     #[serde(skip)]
     pub limits: Limits,
+    /// No key.
+    #[serde(skip)]
+    pub random: Randomness,
 }
 
 impl Default for Config {
@@ -103,6 +107,7 @@ impl Default for Config {
             dial: Duration::from_secs(15),
             least_build: Duration::from_millis(1500),
             limits,
+            random: Randomness::default(),
         }
     }
 }

@@ -24,7 +24,34 @@ pub mod onion_service;
 pub mod path;
 pub mod relay;
 
+use std::fmt;
+
 pub use client::{Config, Onion};
+
+/// What fills padding and tells which cells leave room for it (proposal 289): the system's randomness, but in a simulator, where one seed shall give
+/// one result.
+#[derive(Clone, Copy)]
+pub struct Randomness(pub fn(&mut [u8]));
+
+impl Default for Randomness {
+    fn default() -> Self {
+        Self(random)
+    }
+}
+
+impl PartialEq for Randomness {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::fn_addr_eq(self.0, other.0)
+    }
+}
+
+impl Eq for Randomness {}
+
+impl fmt::Debug for Randomness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Randomness")
+    }
+}
 
 /// Fills padding with what nobody can guess.
 fn random(bytes: &mut [u8]) {

@@ -28,6 +28,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
 use crate::{
+    Randomness,
     channel::{Dialer, Waiting},
     endpoint::Limits,
 };
@@ -70,6 +71,8 @@ pub struct Config {
     pub limits: Limits,
     /// What it does for onion services.
     pub onion_services: OnionServicesConfig,
+    /// What its cells draw from.
+    pub random: Randomness,
 }
 
 impl Default for Config {
@@ -90,6 +93,7 @@ impl Default for Config {
             idle_datagrams: Duration::from_secs(120),
             limits: Limits::default(),
             onion_services: OnionServicesConfig::default(),
+            random: Randomness::default(),
         }
     }
 }

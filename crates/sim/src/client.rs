@@ -18,7 +18,7 @@ use crate::{
         tcp::{Listener, TcpStream},
     },
     paths::{Chooser, Listed},
-    random::Random,
+    random::{CELLS, Random},
     relay::{Host, sweep},
     report::{Book, Kind, Page},
     run::{Ground, Settings},
@@ -82,6 +82,7 @@ impl ClientNode {
             conflux: self.settings.conflux,
             ahead: self.settings.ahead,
             isolated: TOKENS,
+            random: CELLS,
             ..Config::default()
         };
         let how: How = self.settings.channel;

@@ -1,7 +1,9 @@
 //! Numbers that are drawn from a seed, each purpose from a stream of its own: what is drawn more of in one leaves the others alone.
 //! SplitMix64 (Steele, Lea and Flood).
 
-use std::time::Duration;
+use std::{cell::RefCell, time::Duration};
+
+use hoplite_onion::Randomness;
 
 /// One stream of numbers.
 #[derive(Clone, Debug)]
@@ -58,11 +60,31 @@ impl Random {
     /// 32 bytes, for what wants a seed of its own.
     pub fn bytes(&mut self) -> [u8; 32] {
         let mut bytes = [0; 32];
-        for eight in bytes.chunks_mut(8) {
-            eight.copy_from_slice(&self.draw().to_le_bytes());
-        }
+        self.fill(&mut bytes);
         bytes
     }
+
+    fn fill(&mut self, bytes: &mut [u8]) {
+        for eight in bytes.chunks_mut(8) {
+            for (byte, drawn) in eight.iter_mut().zip(self.draw().to_le_bytes()) {
+                *byte = drawn;
+            }
+        }
+    }
+}
+
+thread_local! {
+    /// A run has a thread of its own.
+    static OF_CELLS: RefCell<Random> = RefCell::new(Random::new(0, "cells", 0));
+}
+
+/// What cells of circuits draw from: which of them leave room moves what comes after them.
+pub const CELLS: Randomness =
+    Randomness(|bytes| OF_CELLS.with_borrow_mut(|random| random.fill(bytes)));
+
+/// Has [`CELLS`] draw from `seed` from now on, on this thread.
+pub fn seed_cells(seed: u64) {
+    OF_CELLS.set(Random::new(seed, "cells", 0));
 }
 
 #[cfg(test)]

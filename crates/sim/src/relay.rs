@@ -39,7 +39,7 @@ use crate::{
         tcp::{Listener, TcpStream},
         udp::{Flow, Socket},
     },
-    random::Random,
+    random::{CELLS, Random},
     run::{Ground, Unmade, relay_identity},
 };
 
@@ -146,6 +146,7 @@ impl Plan {
                 congestion_control: self.congestion_control,
                 cgo: false,
             },
+            random: CELLS,
             ..relay::Config::default()
         };
         let mut relay = relay::Relay::new(keys, Arc::new(linked), config);

@@ -31,7 +31,7 @@ use crate::{
     client::{self, ClientNode},
     net::{Access, MAX_NODES, Network, Node, Place},
     paths::Listed,
-    random::Random,
+    random::{Random, seed_cells},
     relay::{Plan, RelayNode},
     report::{Book, Outcome, RelayUse},
 };
@@ -79,6 +79,7 @@ pub fn run(settings: &Settings, progress: &Arc<Progress>) -> Result<Outcome, Fai
             .enable_time()
             .start_paused(true)
             .build()?;
+        seed_cells(settings.seed);
         runtime.block_on(Box::pin(whole(settings, &progress)))
     })?;
     thread.join().map_err(|_| Failed::Panic)?

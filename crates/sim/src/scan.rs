@@ -25,7 +25,7 @@ use crate::{
     client::target_address,
     net::{Network, Node, Place, tcp::Listener},
     paths,
-    random::Random,
+    random::{CELLS, Random, seed_cells},
     relay::{Host, Plan, RelayNode, sweep},
     run::{Failed, Ground, Unmade, access_link, target_access},
 };
@@ -84,6 +84,7 @@ pub fn scan(settings: &Settings) -> Result<Scanned, Failed> {
             .enable_time()
             .start_paused(true)
             .build()?;
+        seed_cells(settings.seed);
         runtime.block_on(Box::pin(async { World::new(&settings)?.scan().await }))
     })?;
     thread.join().map_err(|_| Failed::Panic)?
@@ -210,6 +211,7 @@ impl World {
             ahead: 0,
             conflux: false,
             attempts: 1,
+            random: CELLS,
             ..Config::default()
         };
         let onion = Onion::new(

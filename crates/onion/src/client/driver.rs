@@ -202,13 +202,13 @@ async fn build_telling(
             congestion_control: config.congestion_control,
             cgo: config.cgo,
         },
-        crate::random,
+        config.random.0,
     );
     let machine = purpose.mark(machine.map_err(|error| (error, 0))?);
     let backlog = circuit.sender.backlog();
     let own = || {
         let control = Control::Fixed;
-        let endpoint = Endpoint::new(Role::Client, control, config.circuit(), crate::random);
+        let endpoint = Endpoint::new(Role::Client, control, config.circuit(), config.random.0);
         (Kept::new(endpoint.counted(&backlog)), Ended::default())
     };
     let (mut leg, mut talk, mut links) = (LegId::FIRST, None, false);
@@ -704,7 +704,7 @@ impl Builder {
         let mut nonce = Nonce([0; 32]);
         crate::random(&mut nonce.0);
         let limits = self.config.circuit();
-        let endpoint = Endpoint::of_set(Side::Client, nonce, limits, crate::random);
+        let endpoint = Endpoint::of_set(Side::Client, nonce, limits, self.config.random.0);
         let (kept, ended) = (Kept::new(endpoint), Ended::default());
         let leg = || Purpose::Leg(Arc::clone(&kept), Arc::clone(&ended));
         let (one, other) = tokio::try_join!(

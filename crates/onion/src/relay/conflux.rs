@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::{
+    Randomness,
     channel::CircuitBacklog,
     conflux::{LegId, Side},
     endpoint::{Broken, Endpoint, Limits, io::Shared},
@@ -44,6 +45,7 @@ pub(super) struct Joining<'a> {
     pub(super) format: Format,
     /// Bounds of a set that it is the first leg of.
     pub(super) limits: Limits,
+    pub(super) random: Randomness,
     /// Where its channel counts what waits.
     pub(super) backlog: &'a Arc<CircuitBacklog>,
     pub(super) now: Instant,
@@ -64,7 +66,7 @@ impl Sets {
         let known = known.filter(|shared| shared.lock().closed().is_none());
         let shared = known.unwrap_or_else(|| {
             let (nonce, limits) = (link.nonce.clone(), joining.limits);
-            let endpoint = Endpoint::of_set(Side::Exit, nonce, limits, crate::random);
+            let endpoint = Endpoint::of_set(Side::Exit, nonce, limits, joining.random.0);
             let shared = Shared::new(endpoint.counted(joining.backlog));
             sets.insert(link.nonce.clone(), Arc::downgrade(&shared));
             shared

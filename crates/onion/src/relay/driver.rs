@@ -461,8 +461,8 @@ impl Driver {
             blocked: self.pressure.holds(self.now),
         };
         let shared = self.endpoint.get_or_insert_with(|| {
-            let limits = self.relay.config.limits;
-            let endpoint = Endpoint::new(Role::Relay, self.control, limits, crate::random);
+            let (limits, random) = (self.relay.config.limits, self.relay.config.random.0);
+            let endpoint = Endpoint::new(Role::Relay, self.control, limits, random);
             let endpoint = endpoint.with_format(self.circuit.format());
             Shared::new(endpoint.counted(&self.back.sender.backlog()))
         });
@@ -505,6 +505,7 @@ impl Driver {
             control: self.control,
             format: self.circuit.format(),
             limits: self.relay.config.limits,
+            random: self.relay.config.random,
             backlog: &self.back.sender.backlog(),
             now: self.now,
         };
