@@ -90,19 +90,16 @@ impl Channels {
                 }
             })?;
             let outcome = match way {
-                Lookup::Here(channel) => return Ok(channel),
+                Lookup::Here(channel, better) => {
+                    if let Some(plan) = better {
+                        self.begin(asked, plan, terms);
+                    }
+                    return Ok(channel);
+                }
                 Lookup::Wait(outcome) => outcome,
                 Lookup::Dial(plan) => {
                     let outcome = Arc::clone(&plan.outcome);
-                    let terms = Terms {
-                        // Others may wait for it, too, and have more time.
-                        deadline: None,
-                        ..terms.clone()
-                    };
-                    let (this, identity, whom) = (self.clone(), *identity, whom.clone());
-                    tokio::spawn(async move {
-                        Box::pin(this.dial((identity, &whom), &plan, &terms)).await;
-                    });
+                    self.begin(asked, plan, terms);
                     outcome
                 }
             };
@@ -113,6 +110,19 @@ impl Channels {
             }
         }
         Err(ended(whom, "it ends again and again"))
+    }
+
+    /// Has it dialled, whoever gives up waiting.
+    fn begin(&self, (identity, whom): (&[u8; 32], &Whom), plan: Plan<Channel>, terms: &Terms) {
+        let terms = Terms {
+            // Others may wait for it, too, and have more time.
+            deadline: None,
+            ..terms.clone()
+        };
+        let (this, identity, whom) = (self.clone(), *identity, whom.clone());
+        tokio::spawn(async move {
+            Box::pin(this.dial((identity, &whom), &plan, &terms)).await;
+        });
     }
 
     /// Dials as the plan says, and tells what came of it.

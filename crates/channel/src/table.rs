@@ -70,7 +70,8 @@ pub(super) type Outcome<C> = Arc<SetOnce<Result<C, Error>>>;
 
 /// What is to be done for a caller.
 pub(super) enum Lookup<C> {
-    Here(C),
+    /// And a dial that nobody waits for, where it runs over TLS and the relay may be had over QUIC: the circuits after this one.
+    Here(C, Option<Plan<C>>),
     Wait(Outcome<C>),
     Dial(Plan<C>),
 }
@@ -165,10 +166,15 @@ impl<C: TableChannel> Table<C> {
         ours: bool,
         now: Instant,
     ) -> Result<Lookup<C>, Error> {
+        let here = self.relays.get_mut(identity);
+        if let Some(channel) = here.and_then(|relay| relay.find(&whom.address, ours)) {
+            let better = match channel.kind() {
+                LinkKind::Tls => self.better((identity, whom), how, now),
+                LinkKind::Quic => None,
+            };
+            return Ok(Lookup::Here(channel, better));
+        }
         if let Some(relay) = self.relays.get_mut(identity) {
-            if let Some(channel) = relay.find(&whom.address, ours) {
-                return Ok(Lookup::Here(channel));
-            }
             let same = |dial: &Dial<C>| dial.target == whom.address && dial.how == how;
             if let Some(dial) = relay.dials.iter_mut().find(|dial| same(dial)) {
                 if dial.outcome.initialized() {
@@ -190,13 +196,41 @@ impl<C: TableChannel> Table<C> {
         });
         self.number = self.number.wrapping_add(1);
         plan.number = self.number;
-        relay.dials.push(Dial {
-            target: whom.address.clone(),
-            how,
-            number: plan.number,
-            outcome: Arc::clone(&plan.outcome),
-        });
+        relay.dials.push(Dial::of(&plan, whom, how));
         Ok(Lookup::Dial(plan))
+    }
+
+    /// A relay to which there is a channel over TLS is said to have QUIC: it may have dialled us, or nothing was known of it then. A way that fails is not
+    /// tried again for a while.
+    fn better(
+        &mut self,
+        (identity, whom): (&[u8; 32], &Whom),
+        how: How,
+        now: Instant,
+    ) -> Option<Plan<C>> {
+        let target = &whom.address;
+        let known = how != How::Tls && self.lists_at(identity, target);
+        let fails = || {
+            self.slow.is_tls(identity, target, now)
+                || self.failed.find(whom, How::Quic, now).is_some()
+        };
+        if !known || fails() {
+            return None;
+        }
+        let relay = self.relays.get_mut(identity)?;
+        if relay.dials.iter().any(|dial| dial.target == *target) {
+            return None;
+        }
+        self.number = self.number.wrapping_add(1);
+        let plan = Plan {
+            how: How::Quic,
+            otherwise: None,
+            beside: None,
+            number: self.number,
+            outcome: Outcome::default(),
+        };
+        relay.dials.push(Dial::of(&plan, whom, How::Quic));
+        Some(plan)
     }
 
     /// What came of a dial that `plan` asked for, in the way `how`. Who waited for it is told.
@@ -217,6 +251,10 @@ impl<C: TableChannel> Table<C> {
             };
             if let Some(how) = how {
                 self.failed.note(memory, (whom, how), times, error);
+            }
+            let relay = self.relays.get_mut(identity);
+            if plan.how == How::Quic && relay.is_some_and(|relay| relay.has_tls(&whom.address)) {
+                self.slow.note(*identity, &whom.address, times.now);
             }
         }
         let told = made.map(|channel| {
@@ -492,7 +530,24 @@ impl<C: TableChannel> Table<C> {
     }
 }
 
+impl<C> Dial<C> {
+    fn of(plan: &Plan<C>, whom: &Whom, how: How) -> Self {
+        Self {
+            target: whom.address.clone(),
+            how,
+            number: plan.number,
+            outcome: Arc::clone(&plan.outcome),
+        }
+    }
+}
+
 impl<C: TableChannel> Relay<C> {
+    /// Whether there is one to the address that runs over TLS.
+    fn has_tls(&self, target: &Target) -> bool {
+        let mut channels = self.channels.iter().map(|kept| &kept.channel);
+        channels.any(|one| one.is_open() && one.kind() == LinkKind::Tls && one.serves(target))
+    }
+
     fn is_alive(&self) -> bool {
         !self.dials.is_empty() || self.channels.iter().any(|kept| kept.channel.is_open())
     }

@@ -169,7 +169,7 @@ impl Table<Double> {
     fn dials(&mut self, whom: &Whom, how: How, now: Instant) -> Plan<Double> {
         match self.asks(whom, how, now).unwrap() {
             Lookup::Dial(plan) => plan,
-            Lookup::Here(_) | Lookup::Wait(_) => panic!("it is dialled"),
+            Lookup::Here(..) | Lookup::Wait(_) => panic!("it is dialled"),
         }
     }
 }
@@ -212,7 +212,7 @@ fn a_relay_of_the_list_finds_room_where_guests_from_everywhere_have_taken_all() 
     }
     for n in 0..LISTED {
         let found = table.asks(&whom(honest(n), home(n)), How::Raced, now);
-        assert!(matches!(found, Ok(Lookup::Here(_))));
+        assert!(matches!(found, Ok(Lookup::Here(_, None))));
     }
 }
 
@@ -234,6 +234,53 @@ fn quic_goes_to_the_list_and_to_who_has_shown_himself_and_to_nobody_else() {
     assert_eq!((plan.how, plan.beside), (How::Tls, Some(How::Quic)));
     let shown = table.answers(&unlisted, &plan, LinkKind::Tls, now);
     assert!(shown.is_peer_address_confirmed());
+}
+
+#[test]
+fn whoever_is_there_over_tls_and_said_to_have_quic_is_dialled_once_more_for_the_circuits_to_come() {
+    let (mut table, now) = (table(bounds()), Instant::now());
+    let relay = whom(honest(0), home(0));
+    // It dialled us, or it was dialled before anything was known of it.
+    let tls = channel(honest(0), home(0), false, LinkKind::Tls);
+    table.accepted(&honest(0), tls.clone());
+    let better = |table: &mut Table<Double>, how, now| match table.asks(&relay, how, now) {
+        Ok(Lookup::Here(found, better)) => (found, better),
+        _ => panic!("it is there"),
+    };
+    assert!(
+        better(&mut table, How::Tls, now).1.is_none(),
+        "it has no QUIC"
+    );
+    let (found, plan) = better(&mut table, How::Raced, now);
+    assert!(found.is_same(&tls), "nobody waits");
+    let plan = plan.unwrap();
+    assert_eq!(
+        (plan.how, plan.otherwise, plan.beside),
+        (How::Quic, None, None)
+    );
+    assert!(
+        better(&mut table, How::Raced, now).1.is_none(),
+        "one at a time"
+    );
+    // Where UDP does not get through that is not tried with each circuit.
+    let refused = Err(Error::new(ErrorKind::PathFailed, "dialling"));
+    let times = Times { begun: now, now };
+    table.dialled((&honest(0), &relay), &plan, refused, true, times);
+    let (found, again) = better(&mut table, How::Raced, now + Duration::from_secs(599));
+    assert!(found.is_same(&tls) && again.is_none());
+    let later = now + Duration::from_secs(600);
+    let plan = better(&mut table, How::Raced, later).1.unwrap();
+    let quic = table.answers(&relay, &plan, LinkKind::Quic, later);
+    let (found, more) = better(&mut table, How::Raced, later);
+    assert!(found.is_same(&quic) && more.is_none());
+    // A stranger gets no packet of UDP by it.
+    let stranger = whom(honest(LISTED), home(LISTED));
+    table.accepted(
+        &honest(LISTED),
+        channel(honest(LISTED), home(LISTED), false, LinkKind::Tls),
+    );
+    let found = table.asks(&stranger, How::Raced, now);
+    assert!(matches!(found, Ok(Lookup::Here(_, None))));
 }
 
 #[test]
@@ -286,7 +333,7 @@ fn who_passes_bytes_on_pushes_no_channel_out_that_goes_to_the_relay() {
         table.accepted(&honest(0), through);
     }
     let found = table.asks(&listed, How::Quic, now);
-    assert!(matches!(found, Ok(Lookup::Here(found)) if found.is_same(&own)));
+    assert!(matches!(found, Ok(Lookup::Here(found, None)) if found.is_same(&own)));
     assert_eq!(table.relays[&honest(0)].channels.len(), MAX_PER_RELAY);
 }
 
@@ -378,7 +425,16 @@ impl World {
         let (identity, address) = (whom.identity.unwrap(), socket(&whom.address).unwrap());
         let listed = Directory.lists_at(&identity, address);
         match self.table.asks(&whom, how, self.now) {
-            Ok(Lookup::Here(channel)) => may_have(&whom, &channel),
+            Ok(Lookup::Here(channel, better)) => {
+                may_have(&whom, &channel);
+                if let Some(plan) = better {
+                    assert!(
+                        listed && channel.kind() == LinkKind::Tls,
+                        "a dial for nothing"
+                    );
+                    self.running.push((whom, plan, self.now));
+                }
+            }
             Ok(Lookup::Wait(outcome)) => self.waiting.borrow_mut().push((whom, outcome)),
             Ok(Lookup::Dial(plan)) => {
                 if !listed {
