@@ -1,7 +1,10 @@
 //! What a directory of Tor's network is asked for: a target and fields. What is read is read again from what it writes.
 #![no_main]
 
-use hoplite_wire::tor::directory_request::{DirectoryRequest, Encoding, diff_from, http_date};
+use hoplite_wire::{
+    content_coding::Encoding,
+    tor::directory_request::{DirectoryRequest, diff_from, http_date},
+};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
