@@ -46,7 +46,7 @@ impl Bench {
         });
         // Each flow that begins waits for the one before it to be known as standing still; a busy machine takes its time for that.
         let config = Config {
-            open_limit: Duration::from_secs(60),
+            open_limit: Duration::from_secs(240),
             ..Config::default()
         };
         let (path, relays) = build(2, &direct(), config);
