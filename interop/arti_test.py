@@ -8,7 +8,6 @@ Needs `arti` (in $ARTI, or in the path; `.ci/run arti` builds it), `tor` and `to
 
 import base64
 import os
-import pathlib
 import shutil
 import subprocess
 import time
@@ -16,7 +15,7 @@ import time
 from client_test import fetch, reply
 from common import Checks, Lab, Missing, free_port, quoted, wait_for
 from tor_services_test import MANY, RELAYS, carries, eventually, hostname, keys, network, ours, program, served, service, uploaded
-from tor_test import consensus, many, upload
+from tor_test import consensus, many, targets, upload
 
 ARTI = os.environ.get("ARTI", "arti")
 # Where C tor is told that a network is one of tests, a time period is as long as a run of the shared random value: 24 intervals.
@@ -205,10 +204,7 @@ def main():
         checks.done()
     print(subprocess.run([ARTI, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0], flush=True)
     with Lab() as lab:
-        targets = lab.targets({"target.test": "127.0.0.1"})
-        http = targets.ports["http"]
-        names = pathlib.Path(lab.folder / "resolv.conf")
-        names.write_text(f"nameserver 127.0.0.1:{targets.ports['dns']}\n")
+        http, _, names = targets(lab)
         authorities = network(lab, names, VOTING)
         identities = [authority.v3 for authority in authorities]
 

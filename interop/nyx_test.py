@@ -7,7 +7,6 @@ Needs `tor`, `tor-gencert` and Python's `nyx` and `pyte`. The screen is a pseudo
 import contextlib
 import fcntl
 import os
-import pathlib
 import pty
 import re
 import select
@@ -22,6 +21,7 @@ from client_test import fetch
 from common import Checks, Lab, Missing, free_port, wait_for
 from tor_relays_test import OURS, TAKEN, Ours, attempt, listed, network
 from tor_services_test import program
+from tor_test import targets
 
 ROWS, COLUMNS = 70, 190
 RIGHT, DOWN, ENTER = b"\x1bOC", b"\x1bOB", b"\n"
@@ -121,10 +121,7 @@ def main():
         checks.skip("everything", Missing(f"{e.name} is not installed"))
         checks.done()
     with Lab() as lab:
-        targets = lab.targets({"target.test": "127.0.0.1"})
-        http, resolver = targets.ports["http"], f"127.0.0.1:{targets.ports['dns']}"
-        names = pathlib.Path(lab.folder / "resolv.conf")
-        names.write_text(f"nameserver {resolver}\n")
+        http, resolver, names = targets(lab)
         authorities, _ = network(lab, names)
         wait_for("the authorities", lambda: len(listed(authorities[0])) >= 5 or time.sleep(0.5), 90)
         mine = [Ours(lab, name, resolver, authorities).start() for name in OURS]

@@ -15,7 +15,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 from common import HOPLITE, Checks, Lab, Missing, free_port, quoted, wait_for
-from tor_test import Tor
+from tor_test import Tor, targets
 
 # In thousands of bytes a second; C tor's relays have 76.8 at least.
 SHAPED = {"s1": 100, "s2": 200, "s4": 400}
@@ -231,9 +231,7 @@ def main():
         checks.skip("everything", Missing("tor or tor-gencert is not installed"))
         checks.done()
     with Lab() as lab:
-        targets = lab.targets({"target.test": "127.0.0.1"})
-        names = lab.folder / "resolv.conf"
-        names.write_text(f"nameserver 127.0.0.1:{targets.ports['dns']}\n")
+        _, _, names = targets(lab)
         authorities, relays = network(lab, names, lab.folder / "bandwidth")
         everybody = {tor.name for tor in authorities + relays}
         wait_for("the consensus", lambda: everybody <= consensus(authorities[0]).keys() or time.sleep(0.5), 90)

@@ -7,7 +7,6 @@ Needs `tor`, `tor-gencert` and Python's `stem`.
 
 import io
 import json
-import pathlib
 import shutil
 import subprocess
 import time
@@ -16,7 +15,7 @@ import urllib.request
 from client_test import fetch
 from common import HOPLITE, Checks, Lab, Missing, free_port, quoted, wait_for
 from tor_relays_test import TAKEN, Ours, listed, network
-from tor_test import client
+from tor_test import client, targets
 
 # Test networks alone have such short ones: docs/statistics.md.
 PERIOD = 20
@@ -142,10 +141,7 @@ def main():
         checks.done()
     print(f"     stem {stem.__version__}", flush=True)
     with Lab() as lab:
-        targets = lab.targets({"target.test": "127.0.0.1"})
-        http, resolver = targets.ports["http"], f"127.0.0.1:{targets.ports['dns']}"
-        names = pathlib.Path(lab.folder / "resolv.conf")
-        names.write_text(f"nameserver {resolver}\n")
+        http, resolver, names = targets(lab)
         authorities, _ = network(lab, names)
         wait_for("the authorities", lambda: len(listed(authorities[0])) >= 5 or time.sleep(0.5), 90)
         relays, fingerprints, family = ours(lab, ("amber", "birch"), resolver, authorities)

@@ -22,6 +22,7 @@ from common import HOPLITE, Checks, Lab, Missing, free_port, quoted, wait_for
 from tor_relays_test import Ours, attempt, document, listed, network
 from tor_services_test import ours as our_client
 from tor_services_test import program
+from tor_test import targets
 
 FAKETIME = "/usr/lib/{}/faketime/libfaketimeMT.so.1"
 ELSEWHERE = "lists this relay at addresses that are not its own"
@@ -33,10 +34,8 @@ class Net:
     """The authorities, and what a relay of ours needs to be one of theirs."""
 
     def __init__(self, lab):
-        self.lab, self.targets = lab, lab.targets({"target.test": "127.0.0.1"})
-        self.http, self.resolver = self.targets.ports["http"], f"127.0.0.1:{self.targets.ports['dns']}"
-        names = pathlib.Path(lab.folder / "resolv.conf")
-        names.write_text(f"nameserver {self.resolver}\n")
+        self.lab = lab
+        self.http, self.resolver, names = targets(lab)
         self.authorities, self.relays = network(lab, names)
         wait_for("the authorities", lambda: len(listed(self.authorities[0])) >= 5 or time.sleep(0.5), 120)
 

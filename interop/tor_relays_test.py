@@ -24,7 +24,7 @@ from client_test import fetch
 from common import HOPLITE, Checks, Lab, Missing, free_port, quoted, wait_for
 from tor_services_test import ours as our_client
 from tor_services_test import program
-from tor_test import Tor, consensus
+from tor_test import Tor, consensus, targets
 
 FETCHES = 30
 # EtherType.
@@ -415,10 +415,7 @@ def main():
         checks.skip("everything", Missing("tor or tor-gencert is not installed"))
         checks.done()
     with Lab() as lab:
-        targets = lab.targets({"target.test": "127.0.0.1"})
-        http, resolver = targets.ports["http"], f"127.0.0.1:{targets.ports['dns']}"
-        names = pathlib.Path(lab.folder / "resolv.conf")
-        names.write_text(f"nameserver {resolver}\n")
+        http, resolver, names = targets(lab)
         authorities, others = network(lab, names)
         orports = {tor.orport for tor in authorities + others}
         wait_for("the authorities", lambda: len(listed(authorities[0])) >= 5 or time.sleep(0.5), 90)

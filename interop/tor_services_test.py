@@ -4,7 +4,6 @@ client's directory.
 Needs `tor` and `tor-gencert`. C tor is left as it comes, with its vanguards and Conflux.
 """
 
-import pathlib
 import shutil
 import subprocess
 import time
@@ -12,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from client_test import fetch, reply
 from common import HOPLITE, Checks, Lab, Missing, free_port, port_open, quoted, wait_for
-from tor_test import Tor, consensus, upload
+from tor_test import Tor, consensus, targets, upload
 
 HSDIRS = """TestingDirAuthVoteHSDir *
 MinUptimeHidServDirectoryV2 0
@@ -215,10 +214,7 @@ def main():
         checks.skip("everything", Missing("tor or tor-gencert is not installed"))
         checks.done()
     with Lab() as lab:
-        targets = lab.targets({"target.test": "127.0.0.1"})
-        http = targets.ports["http"]
-        names = pathlib.Path(lab.folder / "resolv.conf")
-        names.write_text(f"nameserver 127.0.0.1:{targets.ports['dns']}\n")
+        http, _, names = targets(lab)
         authorities = network(lab, names)
         identities = [authority.v3 for authority in authorities]
 

@@ -5,7 +5,6 @@ Needs `tor` and `tor-gencert`. Circuits alone, and faults on them, are held agai
 """
 
 import json
-import pathlib
 import shutil
 import socket
 import subprocess
@@ -90,6 +89,15 @@ class Tor:
         path = self.lab.folder / f"{self.name}.torrc"
         path.write_text(self.torrc + "".join(a.line for a in authorities))
         self.process = self.lab.run(f"tor-{self.name}", ["tor", "-f", path])
+
+
+def targets(lab):
+    """What circuits of the network lead to: the port of a web server, the address of a DNS server that knows `target.test`, and the file by which a tor
+    asks it."""
+    ports = lab.targets({"target.test": "127.0.0.1"}).ports
+    resolver, names = f"127.0.0.1:{ports['dns']}", lab.folder / "resolv.conf"
+    names.write_text(f"nameserver {resolver}\n")
+    return ports["http"], resolver, names
 
 
 def network(lab, resolver):
@@ -229,10 +237,7 @@ def main():
         checks.skip("everything", Missing("tor or tor-gencert is not installed"))
         checks.done()
     with Lab() as lab:
-        targets = lab.targets({"target.test": "127.0.0.1"})
-        http, resolver = targets.ports["http"], f"127.0.0.1:{targets.ports['dns']}"
-        names = pathlib.Path(lab.folder / "resolv.conf")
-        names.write_text(f"nameserver {resolver}\n")
+        http, resolver, names = targets(lab)
         authorities, relays = network(lab, names)
         mine = [ours(lab, name, resolver) for name in ("amber", "birch")]
         identities = [authority.v3 for authority in authorities]

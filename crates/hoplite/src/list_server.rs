@@ -28,6 +28,8 @@ pub(crate) struct Given(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     cache: Mutex<Arc<ListCache>>,
+    /// Held while the next is made, which takes long: of two lists none is lost.
+    making: Mutex<()>,
     /// What was given is kept there, over a restart.
     kept: Option<Mutex<Store>>,
 }
@@ -43,6 +45,7 @@ impl Given {
         match open() {
             Ok((store, cache)) => Self(Arc::new(Inner {
                 cache: Mutex::new(Arc::new(cache)),
+                making: Mutex::default(),
                 kept: Some(Mutex::new(store)),
             })),
             Err::<_, hoplite_directory::StoreError>(error) => {
@@ -63,6 +66,7 @@ impl Given {
     }
 
     fn take(&self, list: String) {
+        let _making = self.0.making.lock();
         let before = Arc::clone(&self.0.cache.lock());
         if let Some(kept) = self.0.kept.as_ref().filter(|_| !before.has(&list))
             && let Err(error) = kept.lock().keep_given_list(&list)
