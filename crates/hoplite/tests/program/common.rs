@@ -5,9 +5,17 @@ use std::{
     io::{BufRead, BufReader},
     path::Path,
     process::{Child, ChildStderr, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, Signal, kill_process},
+};
+
+/// What a process may take for what it was asked for, on a machine that does much else; after that its log is told.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A running relay or client. Dropping it kills it.
 pub(crate) struct Running {
@@ -45,13 +53,21 @@ impl Running {
         if let Some(place) = self.passed.iter().position(|line| line.contains(part)) {
             return self.passed.remove(place);
         }
+        let begun = Instant::now();
         loop {
             let mut line = String::new();
             let log = self.log.as_mut().expect("open");
-            let read = log.read_line(&mut line).expect("readable");
+            let said =
+                !log.buffer().is_empty() || says(log, PATIENCE.saturating_sub(begun.elapsed()));
+            let read = if said {
+                log.read_line(&mut line).expect("readable")
+            } else {
+                0
+            };
             assert!(
                 read > 0,
-                "the log ended without {part:?}: {:?}",
+                "the log {} without {part:?}: {:?}",
+                if said { "ended" } else { "goes on" },
                 self.passed
             );
             if line.contains(part) {
@@ -87,7 +103,26 @@ impl Running {
 
     /// Waits for the end.
     pub(crate) fn wait_for_end(&mut self) -> ExitStatus {
-        self.child.wait().expect("ends")
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("ours") {
+                return status;
+            }
+            assert!(begun.elapsed() < PATIENCE, "it does not end");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Whether there is something to read, or the end, within this time.
+fn says(log: &BufReader<ChildStderr>, within: Duration) -> bool {
+    let within = Timespec::try_from(within).expect("short");
+    let mut log = [PollFd::new(log.get_ref(), PollFlags::IN)];
+    loop {
+        match poll(&mut log, Some(&within)) {
+            Err(rustix::io::Errno::INTR) => {}
+            ready => return ready.expect("a pipe") > 0,
+        }
     }
 }
 

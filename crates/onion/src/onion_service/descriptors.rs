@@ -185,7 +185,7 @@ impl Inner {
         for hsdir in hsdirs.iter().take(self.config.asked) {
             match self.ask(hsdir, address, &key, kept).await {
                 Ok(read) => return Ok(kept.keep(read, &placed, &self.config)),
-                // The service itself says so, and each HSDir would tell the same.
+                // The service itself says so, in what it has signed: each HSDir would tell the same.
                 Err(error) if error.kind() == ErrorKind::Forbidden => return Err(error),
                 Err(error) => last = error,
             }
@@ -209,7 +209,7 @@ impl Inner {
             Ok(Err(error)) if error.reason() == Some(Reason::NameNotFound) => {
                 return Err(not_found());
             }
-            Ok(Err(error)) => return Err(error),
+            Ok(Err(error)) => return Err(unasked(error)),
             Err(_) => {
                 let doing = "asking a relay for the descriptor of an onion service";
                 return Err(Error::new(ErrorKind::TimedOut, doing));
@@ -236,6 +236,20 @@ impl Inner {
 fn not_found() -> Error {
     let doing = "looking for an onion service whose descriptor no relay has (check the address; or the service is down)";
     Error::new(ErrorKind::TargetFailed, doing).because(Reason::NameNotFound)
+}
+
+/// What a relay refuses it alone refuses: another one may have the descriptor, which is what says whom the service has authorised.
+fn unasked(error: Error) -> Error {
+    if error.kind() != ErrorKind::Forbidden {
+        return error;
+    }
+    let doing = "asking a relay for the descriptor of an onion service, which it refuses";
+    let refused = Error::new(ErrorKind::PathFailed, doing);
+    let refused = match error.reason() {
+        Some(reason) => refused.because(reason),
+        None => refused,
+    };
+    refused.caused_by(error)
 }
 
 fn unusable(why: DescriptorError) -> Error {

@@ -63,6 +63,8 @@ fn text(
 #[derive(Debug, Default)]
 struct Shelf {
     answers: Mutex<HashMap<u8, Arc<str>>>,
+    /// Who refuses to answer at all.
+    refusing: Mutex<Vec<u8>>,
     asked: Mutex<Vec<u8>>,
 }
 
@@ -100,7 +102,12 @@ impl ServiceDirectory for Shelf {
         let number = hsdir.keys.ed25519[0];
         self.asked.lock().push(number);
         let found = self.answers.lock().get(&number).cloned();
+        let refuses = self.refusing.lock().contains(&number);
         Box::pin(async move {
+            if refuses {
+                let refused = Error::new(ErrorKind::Forbidden, "a test");
+                return Err(refused.because(Reason::Limit));
+            }
             let missing = Error::new(ErrorKind::TargetFailed, "a test");
             let found = found.ok_or_else(|| missing.because(Reason::NameNotFound));
             found.map(|text| text.to_string())
@@ -319,6 +326,25 @@ async fn a_descriptor_for_others_is_refused_by_the_first_hsdir_that_has_it_and_o
             }
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_hsdir_that_refuses_to_answer_speaks_for_itself_alone() {
+    for answers in 1..=6 {
+        let scene = Scene::new();
+        (1..=6).for_each(|n| scene.shelf.has(n, &text(&scene.identity, 9, 5, &[])));
+        *scene.shelf.refusing.lock() = (1..=6).filter(|n| *n != answers).collect();
+        assert_eq!(scene.point().await, 9);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_all_hsdirs_refuse_it_is_not_said_that_the_service_does() {
+    let scene = Scene::new();
+    *scene.shelf.refusing.lock() = (1..=6).collect();
+    let error = scene.look().await.expect_err("refused");
+    assert_eq!(error.kind(), ErrorKind::PathFailed, "{error}");
+    assert_eq!(error.reason(), Some(Reason::Limit));
 }
 
 #[tokio::test(start_paused = true)]
