@@ -385,6 +385,9 @@ pub(crate) async fn prepare(
     let mut known = known.map_err(store)?;
     // One from which no path can be made, as of a network that has only begun, is no reason to wait until another is due.
     let needs = Needs::of(client);
+    if !matches!(known.is_usable(now()), Ok(true)) {
+        known.begin(&file, overlay).await.map_err(store)?;
+    }
     let is_there = matches!(known.is_usable(now()), Ok(true));
     if !is_there || needs.are_met(&known.network(), &file).is_err() {
         let refusals = renew(&mut known, &file, overlay).await.map_err(store)?;

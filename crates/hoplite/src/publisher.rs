@@ -425,6 +425,7 @@ impl TorDirectory {
         })?;
         self.about.published = now().max(self.about.published.saturating_add(1));
         self.about.uptime = self.started.elapsed().as_secs();
+        self.about.overloaded = said.overloaded;
         self.about.bandwidth.observed = said.observed(self.about.bandwidth.average);
         let identity = stored.identity(now())?;
         let onion = stored.certified_ntor(now())?;
@@ -508,6 +509,7 @@ fn about(config: &Config, tor: &Tor, listen: &[SocketAddr]) -> Option<About> {
         platform: format!("Hoplite {} on {}", env!("CARGO_PKG_VERSION"), system()),
         published: 0,
         uptime: 0,
+        overloaded: None,
         contact: tor.contact.clone(),
         protocols: config.onion.subprotocols(config.is_egress()),
         hsdir: config.onion.hsdir,

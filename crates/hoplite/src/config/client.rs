@@ -334,6 +334,7 @@ impl Checker<'_> {
         }
         let own = [
             ("authorities", !directory.authorities.is_empty()),
+            ("caches", !directory.caches.is_empty()),
             ("threshold", directory.threshold != 0),
             ("hostile", directory.hostile.is_some()),
             ("region", directory.region.is_some()),

@@ -10,6 +10,7 @@ use hoplite_directory::{
 };
 use hoplite_overlay::Overlay;
 use hoplite_wire::Target;
+use tokio::task::spawn_blocking;
 use tracing::{debug, warn};
 
 use crate::{
@@ -20,6 +21,9 @@ use crate::{
 
 /// Directories of Tor's that are asked for one consensus, if they fail; relays that are asked at once for a list.
 const ATTEMPTS: usize = 3;
+
+/// The part of the time which authorities have that relays have to give somebody a first list: with none of them he has no more to wait for.
+const BEGINNING: u32 = 4;
 
 /// What is believed of the relays.
 pub(crate) enum Known {
@@ -84,10 +88,27 @@ impl Known {
         let Self::List(known) = self else {
             return Vec::new();
         };
-        let mut caches = known.caches(now);
-        client::shuffle(&mut caches);
-        caches.truncate(ATTEMPTS);
-        caches
+        drawn(known.caches(now))
+    }
+
+    /// Takes the first list from relays that the file names as those that keep it. What is wrong with their answers is nobody's concern: authorities are
+    /// asked then.
+    pub(super) async fn begin(
+        &mut self,
+        file: &Directory,
+        overlay: &dyn Overlay,
+    ) -> Result<(), StoreError> {
+        let (Self::List(known), false) = (self, file.caches.is_empty()) else {
+            return Ok(());
+        };
+        let (caches, limit) = (drawn(file.caches.clone()), file.wait / BEGINNING);
+        let answers = directory::ask_caches(overlay, &caches, None, limit).await;
+        let texts = answers
+            .into_iter()
+            .filter_map(|answer| Some(answer.ok()?.text));
+        let (texts, checker) = (texts.collect::<Vec<_>>(), known.checker());
+        let judged = spawn_blocking(move || checker.check(&texts, now())).await;
+        known.take(judged.unwrap_or_default()).map(drop)
     }
 
     /// When to ask for another.
@@ -129,6 +150,13 @@ impl Known {
         let until = used.map_or(0, |list| list.list.valid_until);
         known.is_split().then_some(until)
     }
+}
+
+/// Some of them by lot, as many as are asked.
+fn drawn(mut caches: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    client::shuffle(&mut caches);
+    caches.truncate(ATTEMPTS);
+    caches
 }
 
 /// Whom a list, or Tor's consensus, is asked of.

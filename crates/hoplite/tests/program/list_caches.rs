@@ -95,12 +95,21 @@ fn a_client_that_reaches_no_authority_has_newer_lists_from_a_relay_that_keeps_th
     // By its list alone the client knows whom else to ask.
     let (key, _) = authorities.names[0].split_once('@').expect("two parts");
     let nowhere = format!("{key}@127.0.0.1:{}", free_port());
-    let file = client_file(place, "hops = 2", &[nowhere]);
+    let file = client_file(place, "hops = 2", &[nowhere.clone()]);
     let (_client, socks, _) = started(Running::start("client", &file));
     wait_for("two later lists", || {
         let list = kept(place)?;
         (list.valid_after >= first + 16).then_some(())
     });
+    assert_eq!(through_socks(socks, target), (0, "hello".to_owned()));
+
+    // Who has no list at all begins with one of a cache, though another one that is named does not answer and no authority does.
+    let elsewhere = tempfile::tempdir().expect("directory");
+    let file = client_file(elsewhere.path(), "hops = 2", &[nowhere]);
+    let caches = ["127.0.0.1:9".to_owned(), format!("127.1.0.1:{port}")];
+    let text = std::fs::read_to_string(&file).expect("written");
+    std::fs::write(&file, format!("{text}caches = {caches:?}\n")).expect("written");
+    let (_beginner, socks, _) = started(Running::start("client", &file));
     assert_eq!(through_socks(socks, target), (0, "hello".to_owned()));
 
     // Over a restart the cache has its lists: who has one of before is told the difference.

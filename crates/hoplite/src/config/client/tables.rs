@@ -329,6 +329,9 @@ pub(crate) struct Directory {
     /// The known authorities.
     #[serde(deserialize_with = "hoplite_config::list")]
     pub(crate) authorities: Vec<Source>,
+    /// Relays that keep the list, which are asked for the first one before the authorities are.
+    #[serde(deserialize_with = "hoplite_config::list")]
+    pub(crate) caches: Vec<SocketAddr>,
     /// How many of them must have signed the list.
     pub(crate) threshold: usize,
     /// How many of them may be hostile: if it is not said, fewer than a third.
@@ -380,6 +383,7 @@ impl Default for Directory {
         Self {
             tor: None,
             authorities: Vec::new(),
+            caches: Vec::new(),
             threshold: 0,
             hostile: None,
             cache: "directory.sqlite".into(),
