@@ -142,6 +142,8 @@ pub struct Counters {
     pub refused: AtomicU64,
     /// CREATE2 and EXTEND2 refused: too many.
     pub limited: AtomicU64,
+    /// CREATE2 refused because the relay has no room for one more circuit.
+    pub full: AtomicU64,
     /// EXTEND2 that came about.
     pub extended: AtomicU64,
     /// EXTEND2 that did not.

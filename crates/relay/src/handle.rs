@@ -92,6 +92,7 @@ impl Sampler {
             read: tunnelled,
             written: tunnelled,
             descriptors_exhausted: self.0.metrics.limited_by("descriptors"),
+            overloads: self.0.metrics.limited_by("memory"),
             ..Totals::default()
         };
         if let Some(onion) = &self.0.onion {

@@ -250,6 +250,7 @@ impl Onion {
         let add = |to: &mut u64, more: u64| *to = to.saturating_add(more);
         add(&mut totals.read, channels.0.saturating_add(targets.0));
         add(&mut totals.written, channels.1.saturating_add(targets.1));
+        add(&mut totals.overloads, counters.full.load(Relaxed));
         totals.circuits = self.seen.circuits();
         totals.exits = counters.exits.totals().collect();
         totals.rendezvous_cells = counters.rendezvous_cells.load(Relaxed);

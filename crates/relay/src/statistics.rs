@@ -61,7 +61,7 @@ const KIB: u64 = 1 << 10;
 const INTERVALS: usize = 5;
 /// How far the calendar may be off where one interval follows another.
 const SLACK: u64 = 120;
-/// For how long it is told that descriptors of files were too few.
+/// For how long it is told that descriptors of files were too few, or the relay overloaded.
 const OVERLOADED: u64 = 72 * 3600;
 const HOUR: u64 = 3600;
 /// How long it is after it was told until a bandwidth that has doubled, or halved, is told at once; as in C tor.
@@ -88,6 +88,8 @@ pub struct Totals {
     pub consensuses: u64,
     /// Times that descriptors of files were too few.
     pub descriptors_exhausted: u64,
+    /// Times that the relay had no memory left for a newcomer, or no room for a circuit.
+    pub overloads: u64,
 }
 
 /// Which figures a relay has: what follows from its configuration, and from nothing that anybody does.
@@ -118,6 +120,8 @@ pub struct Said {
     pub has_whole_day: bool,
     /// Of the last periods.
     pub statistics: Statistics,
+    /// When the relay last had more to do than it can, by the hour, if that is not long ago.
+    pub overloaded: Option<u64>,
     /// Grows when it is to be said at once.
     pub edition: u64,
 }
@@ -152,6 +156,28 @@ impl Said {
     }
 }
 
+/// What there was too little of: how often, as was counted last, and in which hour for the last time.
+#[derive(Clone, Copy)]
+struct Overload {
+    count: u64,
+    hour: Option<u64>,
+}
+
+impl Overload {
+    fn take(&mut self, count: u64, now: u64) {
+        if count > self.count {
+            *self = Self {
+                count,
+                hour: Some(now / HOUR * HOUR),
+            };
+        }
+    }
+
+    fn told(self, now: u64) -> Option<u64> {
+        self.hour.filter(|at| at.saturating_add(OVERLOADED) > now)
+    }
+}
+
 /// The machine.
 pub struct Recorder {
     scope: Scope,
@@ -162,7 +188,9 @@ pub struct Recorder {
     before: Totals,
     directions: Directions,
     /// Descriptors of files were too few.
-    exhausted: (u64, Option<u64>),
+    exhausted: Overload,
+    /// All the relay had more to do than it can.
+    overloaded: Overload,
     edition: u64,
     /// The rate that was told last, and when.
     told: (u64, u64),
@@ -175,7 +203,14 @@ impl Recorder {
         let exhausted = kept.statistics.descriptors_exhausted;
         Self {
             told: (observed.rate(), at),
-            exhausted: (totals.descriptors_exhausted, exhausted),
+            exhausted: Overload {
+                count: totals.descriptors_exhausted,
+                hour: exhausted,
+            },
+            overloaded: Overload {
+                count: totals.overloads,
+                hour: None,
+            },
             observed,
             statistics: recent(kept.statistics, now),
             began: at,
@@ -188,9 +223,8 @@ impl Recorder {
 
     /// Takes totals, about once a second. True if the observed bandwidth has changed.
     pub fn take(&mut self, at: u64, now: u64, totals: &Totals) -> bool {
-        if totals.descriptors_exhausted > self.exhausted.0 {
-            self.exhausted = (totals.descriptors_exhausted, Some(now / HOUR * HOUR));
-        }
+        self.exhausted.take(totals.descriptors_exhausted, now);
+        self.overloaded.take(totals.overloads, now);
         let grown = self.observed.take(at, now, (totals.read, totals.written));
         self.tell_bandwidth(at);
         grown
@@ -254,13 +288,12 @@ impl Recorder {
     /// What is to be said now.
     pub fn said(&self, now: u64) -> Said {
         let mut statistics = self.statistics.clone();
-        let exhausted = self.exhausted.1;
-        statistics.descriptors_exhausted =
-            exhausted.filter(|at| at.saturating_add(OVERLOADED) > now);
+        statistics.descriptors_exhausted = self.exhausted.told(now);
         Said {
             rate: self.observed.rate(),
             has_whole_day: self.observed.has_whole_day(),
             statistics,
+            overloaded: self.overloaded.told(now),
             edition: self.edition,
         }
     }
@@ -308,6 +341,7 @@ fn difference(now: &Totals, before: &Totals) -> Totals {
         padding_written: now.padding_written.saturating_sub(before.padding_written),
         consensuses: now.consensuses.saturating_sub(before.consensuses),
         descriptors_exhausted: 0,
+        overloads: 0,
     }
 }
 

@@ -180,6 +180,7 @@ mod tests {
             platform: "Hoplite 0.2.0 on Linux".into(),
             published: NOW,
             uptime: 7,
+            overloaded: Some(NOW),
             contact: None,
             protocols: "Link=4-5 Relay=2-4".into(),
             hsdir: false,

@@ -69,8 +69,11 @@ fn take(
     relay: &Arc<Relay>,
     circuits: &mut JoinSet<()>,
 ) {
-    let full = circuits.len() >= relay.config.circuits_per_channel
-        || relay.circuits() >= relay.config.circuits;
+    let is_relay_full = relay.circuits() >= relay.config.circuits;
+    if is_relay_full {
+        relay.counters.full.fetch_add(1, Relaxed);
+    }
+    let full = is_relay_full || circuits.len() >= relay.config.circuits_per_channel;
     if full || !relay.handshakes.admits(channel.requester()) {
         relay.counters.limited.fetch_add(1, Relaxed);
         circuit.sender.destroy(DestroyReason::RESOURCELIMIT);

@@ -36,6 +36,7 @@ fn totals() -> Totals {
         padding_written: 310_000,
         consensuses: 900,
         descriptors_exhausted: 0,
+        overloads: 0,
     }
 }
 
@@ -336,14 +337,25 @@ fn a_relay_claims_no_more_than_it_has_borne_out_after_a_day() {
 }
 
 #[test]
-fn too_few_descriptors_are_told_for_three_days_by_the_hour() {
-    let mut recorder = recorder(SCOPE);
-    let totals = Totals {
+fn what_there_was_too_little_of_is_told_for_three_days_by_the_hour() {
+    let descriptors = Totals {
         descriptors_exhausted: 1,
         ..Totals::default()
     };
-    recorder.take(100, NOW + 4000, &totals);
-    let told = |now| recorder.said(now).statistics.descriptors_exhausted;
-    assert_eq!(told(NOW + 4000), Some(NOW + 3600));
-    assert_eq!(told(NOW + 3600 + OVERLOADED), None);
+    let room = Totals {
+        overloads: 1,
+        ..Totals::default()
+    };
+    for (totals, of_all) in [(descriptors, false), (room, true)] {
+        let mut recorder = recorder(SCOPE);
+        recorder.take(100, NOW + 4000, &totals);
+        let told = |now| {
+            let said = recorder.said(now);
+            (said.statistics.descriptors_exhausted, said.overloaded)
+        };
+        let hour = Some(NOW + 3600);
+        let expected = if of_all { (None, hour) } else { (hour, None) };
+        assert_eq!(told(NOW + 4000), expected);
+        assert_eq!(told(NOW + 3600 + OVERLOADED), (None, None));
+    }
 }

@@ -66,6 +66,8 @@ pub struct About {
     pub published: u64,
     /// For how many seconds it has been running.
     pub uptime: u64,
+    /// When it last had more to do than it can, in seconds since 1970, if that is not long ago (`overload-general`): by the hour.
+    pub overloaded: Option<u64>,
     /// Who runs it: one line.
     pub contact: Option<String>,
     /// Subprotocols: `Link=4-5 Relay=2-4`, in the order of their names.
@@ -228,6 +230,9 @@ impl About {
             observed,
         } = self.bandwidth;
         text.push_str(&format!("bandwidth {average} {burst} {observed}\n"));
+        if let Some(at) = self.overloaded {
+            text.push_str(&format!("overload-general 1 {}\n", date(at)));
+        }
     }
 
     fn write_tail(&self, text: &mut String) {
@@ -375,6 +380,7 @@ struct Fields<'a> {
     bandwidth: Option<Bandwidth>,
     rsa_id: Option<[u8; 20]>,
     uptime: Option<u64>,
+    overloaded: Option<u64>,
     extra_info: Option<ExtraInfoDigests>,
     rsa: Option<Vec<u8>>,
     tap: Option<Vec<u8>>,
@@ -468,6 +474,11 @@ impl<'a> Fields<'a> {
             "bandwidth" => once(&mut self.bandwidth, bandwidth(said), items),
             "fingerprint" => once(&mut self.rsa_id, hex(&said.replace(' ', "")), items),
             "uptime" => once(&mut self.uptime, number(said), items),
+            // Of other versions nothing is known.
+            "overload-general" => match said.strip_prefix("1 ") {
+                Some(at) => once(&mut self.overloaded, seconds(at), items),
+                None => Ok(()),
+            },
             "extra-info-digest" => once(&mut self.extra_info, digests(said), items),
             "hidden-service-dir" => once(&mut self.hsdir, Some(()), items),
             "tunnelled-dir-server" => once(&mut self.directory_cache, Some(()), items),
@@ -499,6 +510,7 @@ impl<'a> Fields<'a> {
                 platform: self.platform?,
                 published: self.published?,
                 uptime: self.uptime?,
+                overloaded: self.overloaded,
                 contact: self.contact,
                 protocols: self.protocols?,
                 hsdir: self.hsdir.is_some(),
@@ -616,6 +628,7 @@ mod tests {
                 platform: texts.1,
                 published,
                 uptime,
+                overloaded: rest.0.then_some(published / 3600 * 3600),
                 contact: texts.2,
                 protocols: "Link=4-5 Relay=2-4".into(),
                 hsdir: rest.0,
