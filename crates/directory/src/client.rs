@@ -1,8 +1,8 @@
 //! A client's view of the directory: the newest list that it believes, what was wrong with others, and where to ask next.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
-use hoplite_wire::directory::{List, SignedList, Stage, split_signed};
+use hoplite_wire::directory::{Key, List, SignedList, Stage, split_signed};
 
 use crate::{
     Lifetime, Refused, Store, StoreError, Trust, asking::KnownText, check::check_list_with,
@@ -238,6 +238,30 @@ impl Client {
         &mut self.store
     }
 
+    /// When a relay asks again that is a newcomer, or in a directory that is changing ([`Self::is_settled`]). `random` gives a number below its argument.
+    pub fn next_of_newcomer(&self, now: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
+        let newest = self.newest.as_ref().map(|newest| &newest.list.list);
+        let (Ok(Some(_)), Some(newest)) = (self.list(now), newest) else {
+            return now;
+        };
+        lifetime(newest).next_list_of_newcomer(random)
+    }
+
+    /// Whether the relays of the newest list are those of the last one before, but for a tenth, and this one is among them if it is given. In a directory
+    /// that is new, or has many newcomers, a list is soon of little use.
+    pub fn is_settled(&self, own: Option<&Key>) -> bool {
+        let (Some(newest), Some(before)) = (&self.newest, &self.before) else {
+            return false;
+        };
+        let relays = |known: &KnownList| -> BTreeSet<Key> {
+            let relays = known.list.list.relays.iter();
+            relays.map(|relay| relay.descriptor.identity).collect()
+        };
+        let (newest, before) = (relays(newest), relays(before));
+        let changed = newest.symmetric_difference(&before).count();
+        own.is_none_or(|own| newest.contains(own)) && changed.saturating_mul(10) <= newest.len()
+    }
+
     /// When a relay that keeps the list for others asks again ([`Lifetime::next_list_of_cache`]). `random` gives a number below its argument.
     pub fn next_of_cache(&self, now: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
         let newest = self.newest.as_ref().map(|newest| &newest.list.list);
@@ -295,6 +319,31 @@ mod tests {
         );
         let kept = client.list(START + 4000).expect("fine").expect("kept");
         assert_eq!(kept.list.relays.len(), 2);
+    }
+
+    #[test]
+    fn a_directory_is_settled_when_its_relays_are_those_of_before_and_one_is_among_them() {
+        let identity = |n: u8| descriptor(n).descriptor.identity;
+        let (many, more): (Vec<u8>, Vec<u8>) = ((1..=20).collect(), (1..=22).collect());
+        // Lists one after the other, whose relay asks, and what is said after each.
+        for (lists, own, expected) in [
+            (
+                [&many[..1], &many[..], &more[..]],
+                None,
+                [false, false, true],
+            ),
+            ([&many, &many, &more], Some(1), [false, true, true]),
+            ([&many, &many, &more], Some(22), [false, false, true]),
+            ([&many[..0]; 3], Some(1), [false; 3]),
+        ] {
+            let mut client = client();
+            for (n, (relays, expected)) in (0..).zip(lists.iter().zip(expected)) {
+                let heard = client.heard(&text(START + 3600 * n, relays), START + 3600 * n);
+                assert_eq!(heard.expect("stored"), Ok(Heard::Newer));
+                let own = own.map(identity);
+                assert_eq!(client.is_settled(own.as_ref()), expected, "{own:?} {n}");
+            }
+        }
     }
 
     #[test]

@@ -32,6 +32,12 @@ impl Lifetime {
         self.fresh_until.saturating_add(random(room.max(1)))
     }
 
+    /// When a relay does whose list is of little use yet, as the next may have many more relays: in the first half-interval after it is no longer fresh.
+    pub fn next_list_of_newcomer(self, random: Below<'_>) -> u64 {
+        let half = self.interval() / 2;
+        self.fresh_until.saturating_add(random(half.max(1)))
+    }
+
     /// When who has a consensus asks again: "chosen uniformly at random from the interval between the time 3/4 into the first interval after the consensus
     /// is no longer fresh, and 7/8 of the time remaining after that before the consensus is invalid".
     pub fn next_consensus(self, random: Below<'_>) -> u64 {
@@ -71,6 +77,7 @@ mod tests {
         };
         assert_eq!(between(Lifetime::next_list), (900, 4799));
         assert_eq!(between(Lifetime::next_list_of_cache), (0, 449));
+        assert_eq!(between(Lifetime::next_list_of_newcomer), (0, 1799));
         assert_eq!(between(Lifetime::next_consensus), (2700, 6633));
         assert_eq!(between(Lifetime::next_consensus_of_cache), (0, 1799));
     }

@@ -310,8 +310,24 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 const CACHES: usize = 3;
 /// The file of the lists that are given, in the directory of the relay's identity.
 const GIVEN: &str = "lists.sqlite";
-/// The pause after a list could not be had; then twice as long each time.
-const LIST_RETRY_PAUSE: Duration = Duration::from_secs(4);
+/// The pause, in seconds, after a list was asked for in vain; then twice as long each time.
+const LIST_RETRY_PAUSE: u64 = 4;
+
+/// How long it is until a relay asks for a list again, in seconds: after one that was due and did not come, so long.
+struct Pace(u64);
+
+impl Pace {
+    /// The next pause, if the next list is due in `left`.
+    fn pause(&mut self, is_newer: bool, left: u64) -> u64 {
+        if is_newer {
+            self.0 = LIST_RETRY_PAUSE;
+            return left;
+        }
+        let pause = self.0;
+        self.0 = MAX_CHECK_INTERVAL.as_secs().min(pause.saturating_mul(2));
+        left.max(pause)
+    }
+}
 
 /// Fetches the directory's list for a relay of circuits, so that its channels know whom the list has, and for one that keeps it for clients. The latter has
 /// it in a file ([`Given`]), others in memory alone: a relay without a list serves as well, but knows nobody. One that is too old is better than none: who
@@ -365,23 +381,27 @@ impl Reader {
     /// Fetches one list after the other until dropped.
     async fn run(mut self) {
         self.resume().await;
-        let mut pause = LIST_RETRY_PAUSE;
+        let mut pace = Pace(LIST_RETRY_PAUSE);
         loop {
-            if self.renew().await {
-                pause = LIST_RETRY_PAUSE;
-                let due = if self.is_cache {
-                    self.client.next_of_cache(now(), &mut below)
-                } else {
-                    self.client.next(now(), &mut below)
-                };
-                while now() < due {
-                    let left = Duration::from_secs(due.saturating_sub(now()));
-                    sleep(left.min(MAX_CHECK_INTERVAL)).await;
-                }
-            } else {
-                sleep(pause).await;
-                pause = MAX_CHECK_INTERVAL.min(pause * 2);
+            let is_newer = self.renew().await;
+            let left = self.due().saturating_sub(now());
+            let until = now().saturating_add(pace.pause(is_newer, left));
+            while now() < until {
+                let left = Duration::from_secs(until.saturating_sub(now()));
+                sleep(left.min(MAX_CHECK_INTERVAL)).await;
             }
+        }
+    }
+
+    /// When the next list is to be asked for.
+    fn due(&self) -> u64 {
+        let own = self.own.as_ref().map(|(own, _)| own);
+        if !self.client.is_settled(own) {
+            self.client.next_of_newcomer(now(), &mut below)
+        } else if self.is_cache {
+            self.client.next_of_cache(now(), &mut below)
+        } else {
+            self.client.next(now(), &mut below)
         }
     }
 
@@ -403,7 +423,7 @@ impl Reader {
         judged.await.unwrap_or_default()
     }
 
-    /// Whether there is a list that may be used.
+    /// Whether there is a later list.
     async fn renew(&mut self) -> bool {
         if !self.is_cache && self.renew_from_caches().await {
             return true;
@@ -422,10 +442,15 @@ impl Reader {
         }
         let offered = self.judge(texts).await;
         match self.client.take(offered) {
-            Ok(heard) => self.heard(&numbers, &heard).await,
-            Err(error) => warn!("a list of relays cannot be kept: {error}"),
+            Ok(heard) => {
+                self.heard(&numbers, &heard).await;
+                heard.contains(&Ok(Heard::Newer))
+            }
+            Err(error) => {
+                warn!("a list of relays cannot be kept: {error}");
+                false
+            }
         }
-        matches!(self.client.list(now()), Ok(Some(_)))
     }
 
     /// Whether relays that keep the list have a later one. What is wrong with their answers is nobody's concern: authorities are asked then.
@@ -700,6 +725,19 @@ mod rotate_tests {
     fn a_key_that_nobody_is_told_of_is_never_rotated() {
         let secrets = Secrets::fresh(START).expect("made");
         assert!(due(&secrets, 0, START * 2).expect("judged").is_none());
+    }
+
+    #[test]
+    fn authorities_that_have_no_later_list_are_asked_less_and_less() {
+        let mut pace = Pace(LIST_RETRY_PAUSE);
+        assert_eq!(pace.pause(true, 900), 900);
+        // The last list may be used for long, and another one has been due for long.
+        let pauses = [(); 6].map(|()| pace.pause(false, 0));
+        assert_eq!(pauses, [4, 8, 16, 32, 60, 60]);
+        assert_eq!(pace.pause(true, 900), 900);
+        assert_eq!(pace.pause(false, 0), 4);
+        // It was asked for before it was due, as after a start.
+        assert_eq!(pace.pause(false, 900), 900);
     }
 
     #[test]
