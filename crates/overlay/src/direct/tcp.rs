@@ -52,10 +52,11 @@ pub type Source<'a> = dyn Fn(IpAddr) -> Option<IpAddr> + Sync + 'a;
 /// (setting one needs CAP_NET_ADMIN), and an end to silence.
 pub(super) async fn connect_as(addresses: &[SocketAddr], how: How) -> Result<TcpFlow, Error> {
     let attempt = |address| connect(address, how, None);
-    race(addresses, attempt).await.map(TcpFlow::new)
+    race(addresses, attempt, None).await.map(TcpFlow::new)
 }
 
-/// Connects to the first of the addresses that answers, for a caller with a copy loop of its own.
+/// Connects to the first of the addresses that answers, for a caller with a copy loop of its own. An address that is silent is asked by a second
+/// connection: the system repeats a SYN that was lost after a second only.
 ///
 /// # Errors
 /// The most telling error of all attempts.
@@ -72,7 +73,7 @@ pub async fn connect_socket_from(
     source: &Source<'_>,
 ) -> Result<TcpStream, Error> {
     let attempt = |address: SocketAddr| connect(address, How::default(), source(address.ip()));
-    race(addresses, attempt).await
+    race(addresses, attempt, Some(AGAIN)).await
 }
 
 async fn connect(
@@ -275,6 +276,9 @@ impl Drop for TcpFlow {
 /// The Connection Attempt Delay of RFC 8305 §8.
 const STAGGER: Duration = Duration::from_millis(250);
 
+/// How long after the last attempt a silent address is asked by one more: longer than a round trip to nearly everywhere.
+const AGAIN: Duration = Duration::from_millis(300);
+
 /// Addresses of both families by turns; the resolver's first choice stays first (RFC 8305 §4).
 pub(super) fn interleaved(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
     let first_is_v6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
@@ -292,32 +296,53 @@ pub(super) fn interleaved(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
     ordered
 }
 
-/// Starts an attempt at each address in turn, the next one after [`STAGGER`] or as soon as one has failed;
-/// the first to connect wins, the others are dropped.
+/// Starts an attempt at each address in turn, the next one after [`STAGGER`] or as soon as one has failed; and if none has answered `again` after the
+/// last, one more at the first of those that are still silent. The first to connect wins, the others are dropped.
 pub(super) async fn race<T, F>(
     addresses: &[SocketAddr],
     attempt: impl Fn(SocketAddr) -> F,
+    again: Option<Duration>,
 ) -> Result<T, Error>
 where
     F: Future<Output = Result<T, Error>>,
 {
+    let start = |address| {
+        let attempt = attempt(address);
+        async move { (address, attempt.await) }
+    };
     let mut waiting = interleaved(addresses).into_iter();
-    let mut running = FuturesUnordered::new();
-    let mut failure = None;
+    let (mut running, mut silent) = (FuturesUnordered::new(), Vec::new());
+    let (mut again, mut failure) = (again, None);
     loop {
         match waiting.next() {
-            Some(address) => running.push(attempt(address)),
+            Some(address) => {
+                silent.push(address);
+                running.push(start(address));
+            }
             None if running.is_empty() => return Err(failure.unwrap_or_else(no_address)),
             None => {}
         }
-        let outcome = match waiting.len() {
-            0 => running.next().await,
-            _ => timeout(STAGGER, running.next()).await.unwrap_or_default(),
+        let pause = if waiting.len() > 0 {
+            Some(STAGGER)
+        } else {
+            again
+        };
+        let outcome = match pause {
+            Some(pause) => timeout(pause, running.next()).await,
+            None => Ok(running.next().await),
         };
         match outcome {
-            Some(Ok(connected)) => return Ok(connected),
-            Some(Err(error)) => failure = Some(more_telling(failure, error)),
-            None => {}
+            Ok(Some((_, Ok(connected)))) => return Ok(connected),
+            Ok(Some((address, Err(error)))) => {
+                silent.retain(|one| *one != address);
+                failure = Some(more_telling(failure, error));
+            }
+            Ok(None) => {}
+            Err(_) if waiting.len() > 0 => {}
+            Err(_) => {
+                again = None;
+                running.extend(silent.first().map(|address| start(*address)));
+            }
         }
     }
 }
@@ -419,12 +444,16 @@ mod tests {
     async fn a_silent_address_delays_the_next_one_by_a_quarter_second_only() {
         let given = addresses(&["[::1]:1", "1.1.1.1:1"]);
         let start = Instant::now();
-        let won = race(&given, |address| async move {
-            if address.is_ipv6() {
-                sleep(Duration::from_secs(60)).await;
-            }
-            Ok(address)
-        });
+        let won = race(
+            &given,
+            |address| async move {
+                if address.is_ipv6() {
+                    sleep(Duration::from_secs(60)).await;
+                }
+                Ok(address)
+            },
+            None,
+        );
         assert_eq!(won.await.expect("connects"), given[1]);
         assert_eq!(start.elapsed(), STAGGER);
     }
@@ -433,13 +462,17 @@ mod tests {
     async fn a_refusing_address_does_not_delay_the_next_one() {
         let given = addresses(&["[::1]:1", "1.1.1.1:1"]);
         let start = Instant::now();
-        let won = race(&given, |address| async move {
-            if address.is_ipv6() {
-                Err(refused())
-            } else {
-                Ok(address)
-            }
-        });
+        let won = race(
+            &given,
+            |address| async move {
+                if address.is_ipv6() {
+                    Err(refused())
+                } else {
+                    Ok(address)
+                }
+            },
+            None,
+        );
         assert_eq!(won.await.expect("connects"), given[1]);
         assert_eq!(start.elapsed(), Duration::ZERO);
     }
@@ -447,11 +480,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_slow_first_address_may_still_win() {
         let given = addresses(&["[::1]:1", "1.1.1.1:1"]);
-        let won = race(&given, |address| async move {
-            let pause = if address.is_ipv6() { 300 } else { 900 };
-            sleep(Duration::from_millis(pause)).await;
-            Ok(address)
-        });
+        let won = race(
+            &given,
+            |address| async move {
+                let pause = if address.is_ipv6() { 300 } else { 900 };
+                sleep(Duration::from_millis(pause)).await;
+                Ok(address)
+            },
+            None,
+        );
         assert_eq!(won.await.expect("connects"), given[0]);
     }
 
@@ -459,20 +496,86 @@ mod tests {
     async fn when_all_fail_the_most_telling_error_is_reported() {
         let given = addresses(&["1.1.1.1:1", "[::1]:1"]);
         let tried = RefCell::new(0);
-        let lost: Result<(), _> = race(&given, |address| {
-            *tried.borrow_mut() += 1;
-            async move {
-                Err(if address.is_ipv6() {
-                    Error::new(ErrorKind::TargetFailed, "connecting")
-                        .because(Reason::NetworkUnreachable)
-                } else {
-                    refused()
-                })
-            }
-        })
+        let lost: Result<(), _> = race(
+            &given,
+            |address| {
+                *tried.borrow_mut() += 1;
+                async move {
+                    Err(if address.is_ipv6() {
+                        Error::new(ErrorKind::TargetFailed, "connecting")
+                            .because(Reason::NetworkUnreachable)
+                    } else {
+                        refused()
+                    })
+                }
+            },
+            None,
+        )
         .await;
         assert_eq!(lost.expect_err("fails").reason(), Some(Reason::Refused));
         assert_eq!(*tried.borrow(), 2);
+    }
+
+    /// Connects to addresses of which some refuse; the first attempt at another one is never answered. When that came about, and how many attempts it took.
+    async fn asked_twice(
+        given: &[SocketAddr],
+        refuses: fn(&SocketAddr) -> bool,
+    ) -> (Duration, usize) {
+        let (start, tried) = (Instant::now(), RefCell::new(Vec::new()));
+        let won = race(
+            given,
+            |address| {
+                let is_first = !tried.borrow().contains(&address);
+                tried.borrow_mut().push(address);
+                async move {
+                    if refuses(&address) {
+                        return Err(refused());
+                    }
+                    if is_first {
+                        sleep(Duration::from_secs(60)).await;
+                    }
+                    Ok(address)
+                }
+            },
+            Some(AGAIN),
+        );
+        let won = won.await.expect("connects");
+        assert!(!refuses(&won));
+        let tried = tried.borrow().len();
+        (start.elapsed(), tried)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_whose_first_packet_was_lost_is_asked_once_more() {
+        let one = addresses(&["1.1.1.1:1"]);
+        assert_eq!(asked_twice(&one, |_| false).await, (AGAIN, 2));
+        let two = addresses(&["[::1]:1", "1.1.1.1:1"]);
+        assert_eq!(asked_twice(&two, |_| false).await, (STAGGER + AGAIN, 3));
+        // One that has refused is not asked again.
+        assert_eq!(asked_twice(&two, SocketAddr::is_ipv6).await, (AGAIN, 3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_target_that_is_far_away_is_asked_twice_at_most_and_its_first_answer_wins() {
+        let tried = RefCell::new(0);
+        let start = Instant::now();
+        let given = addresses(&["1.1.1.1:1"]);
+        let won = race(
+            &given,
+            |address| {
+                *tried.borrow_mut() += 1;
+                async move {
+                    sleep(Duration::from_secs(2)).await;
+                    Ok(address)
+                }
+            },
+            Some(AGAIN),
+        );
+        assert_eq!(won.await.expect("connects"), given[0]);
+        assert_eq!(
+            (start.elapsed(), *tried.borrow()),
+            (Duration::from_secs(2), 2)
+        );
     }
 
     const ALL: [Silence; 3] = [Silence::OF_ENTRY, Silence::OF_RELAY, Silence::OF_CLIENT];
