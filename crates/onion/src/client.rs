@@ -13,6 +13,7 @@ use crate::{
     Randomness,
     channel::Dialer,
     endpoint::{HALF_CLOSE, Limits, io::Handle, udp::UdpHandle},
+    onion_service::{ClientConfig, DescriptorsConfig},
     path::Paths,
 };
 use pool::{Need, Pool};
@@ -72,6 +73,10 @@ pub struct Config {
     /// A directory of keys of clients whom onion services have authorised (C tor's `*.auth_private`). Who makes the
     /// [`Descriptors`](crate::onion_service::Descriptors) obeys it.
     pub client_keys: Option<PathBuf>,
+    /// Bounds of reaching onion services. Who makes their [`Client`](crate::onion_service::Client) obeys it.
+    pub services: ClientConfig,
+    /// Bounds of looking for their descriptors. Who makes the [`Descriptors`](crate::onion_service::Descriptors) obeys it.
+    pub descriptors: DescriptorsConfig,
     /// The time that the channel to the first relay may take. No key.
     #[serde(skip)]
     pub dial: Duration,
@@ -104,6 +109,8 @@ impl Default for Config {
             window: 2 << 20,
             padding: PaddingMode::Auto,
             client_keys: None,
+            services: ClientConfig::default(),
+            descriptors: DescriptorsConfig::default(),
             dial: Duration::from_secs(15),
             least_build: Duration::from_millis(1500),
             limits,
@@ -141,6 +148,36 @@ impl Config {
                 "onion.window",
                 self.window >= 64 << 10,
                 "expected 65536 at least",
+            ),
+            (
+                "onion.services.attempts",
+                (1..=16).contains(&self.services.attempts),
+                "expected 1 to 16",
+            ),
+            (
+                "onion.services.kept",
+                self.services.kept > 0,
+                "expected 1 at least",
+            ),
+            (
+                "onion.descriptors.asked",
+                (1..=16).contains(&self.descriptors.asked),
+                "expected 1 to 16",
+            ),
+            (
+                "onion.descriptors.lookups",
+                self.descriptors.lookups > 0,
+                "expected 1 at least",
+            ),
+            (
+                "onion.descriptors.at_once",
+                self.descriptors.at_once > 0,
+                "expected 1 at least",
+            ),
+            (
+                "onion.descriptors.services",
+                self.descriptors.services > 0,
+                "expected 1 at least",
             ),
         ];
         let wrong = checks.into_iter().filter(|(_, is_right, _)| !is_right);

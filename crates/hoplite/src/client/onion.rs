@@ -19,8 +19,7 @@ use hoplite_onion::{
     Onion,
     channel::{Carriers, Dialer, Linked, Waiting},
     onion_service::{
-        self, ClientConfig, ClientKeys, Descriptors, DescriptorsConfig, DirectoryCircuits, Reach,
-        ServiceDirectory, ServicesOverlay,
+        self, ClientKeys, Descriptors, DirectoryCircuits, Reach, ServiceDirectory, ServicesOverlay,
     },
     path::{self, CircuitFate, Failed, Fixed, Paths, Relay, ServiceEnd, ServicePurpose},
 };
@@ -81,9 +80,9 @@ impl ServiceParts {
                 dialer,
                 paths,
                 &self.circuits,
-                ClientConfig::default(),
+                self.circuits.services,
             ),
-            descriptors: Descriptors::new(directory, keys, DescriptorsConfig::default()),
+            descriptors: Descriptors::new(directory, keys, self.circuits.descriptors),
         }
     }
 }

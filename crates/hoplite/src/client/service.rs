@@ -5,9 +5,7 @@ use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use hoplite_onion::{
     endpoint::udp,
-    onion_service::{
-        Published, Publisher, PublisherConfig, Service, ServiceConfig, ServiceWatch, StreamRequest,
-    },
+    onion_service::{Published, Publisher, PublisherConfig, Service, ServiceWatch, StreamRequest},
 };
 use hoplite_overlay::{Direct, Error, ErrorKind, Overlay, Stream, Terms};
 use hoplite_wire::Target;
@@ -116,12 +114,7 @@ fn start_one(
             "an onion service is not published: {error}"
         );
     }
-    let config = ServiceConfig {
-        points: file.introduction_points,
-        streams: file.streams_per_circuit,
-        streams_of_all: file.streams,
-        ..ServiceConfig::default()
-    };
+    let config = file.bounds();
     let (tell, subcredentials) = watch::channel(Vec::new());
     let service = Service::start(
         Arc::clone(&parts.dialer),

@@ -15,6 +15,7 @@ use std::{
 
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Isolation, Reason, Stream, Terms};
 use parking_lot::Mutex;
+use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::{
@@ -28,20 +29,26 @@ use crate::{
     path::Paths,
 };
 
-/// Bounds of a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Bounds of a client: the table `[onion.services]` of its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct ClientConfig {
     /// Introductions that are tried for one stream, by one descriptor.
     pub attempts: usize,
     /// Where the service does not come within this time, or three times what circuits usually take if that is longer, the next introduction is tried beside, and a newer descriptor is looked for.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub hurry: Duration,
     /// The time that a relay may take to answer.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub answer: Duration,
     /// The time that a service may take to come, once it was told.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub service: Duration,
     /// A stream that the service has not answered within this time is asked for once more, over another circuit.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub silent: Duration,
     /// An introduction point that failed is tried after the others for so long.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub failed: Duration,
     /// Introduction points that failed and are remembered.
     pub failures: usize,

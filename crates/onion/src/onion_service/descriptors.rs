@@ -15,6 +15,7 @@ use hoplite_crypto::onion::{
 use hoplite_overlay::{Error, ErrorKind, Reason};
 use hoplite_wire::{cell::circuit::LinkSpecifier, tor::service_descriptor::DESCRIPTOR};
 use parking_lot::Mutex;
+use serde::Deserialize;
 use tokio::{
     sync::Semaphore,
     time::{Instant, timeout},
@@ -26,24 +27,29 @@ use super::{
 };
 use crate::path::Relay;
 
-/// Bounds of what a client asks and keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Bounds of what a client asks and keeps: the table `[onion.descriptors]` of its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct DescriptorsConfig {
     /// HSDirs that are asked for one descriptor at most.
     pub asked: usize,
     /// The time that each of them may take, with the circuit to it.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub answer: Duration,
     /// One that had nothing new is not asked again for so long; twice as long after each time in a row, up to `within`.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub in_vain: Duration,
     /// A service is looked for so often …
     pub lookups: u32,
     /// … in this time, and as often at once.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub within: Duration,
     /// Services that are looked for at once; others wait.
     pub at_once: usize,
     /// Services that are known; the one that was not asked for longest goes.
     pub services: usize,
     /// A descriptor is used so long at least, though its period may be over by this clock: by the list's it may not.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub least: Duration,
 }
 

@@ -1,8 +1,10 @@
 //! The tables `[[service]]` of the client's file: the onion services of this device. Every key is explained in `examples/onion-service.toml`, which a
 //! test holds equal to the defaults.
 
-use std::{net::SocketAddr, path::PathBuf, str::FromStr};
+use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
+use hoplite_onion::onion_service::ServiceConfig;
+use hoplite_wire::cell::onion_service::IntroductionRate;
 use serde::Deserialize;
 
 use super::Checker;
@@ -31,6 +33,30 @@ pub(crate) struct Service {
     /// Streams of one client's circuit at once.
     #[serde(default = "Service::default_streams_per_circuit")]
     pub(crate) streams_per_circuit: usize,
+    /// Clients that it meets at most.
+    #[serde(default = "Service::default_clients")]
+    pub(crate) clients: usize,
+    /// Circuits to rendezvous points that are built at once.
+    #[serde(default = "Service::default_building")]
+    pub(crate) building: usize,
+    /// How many of them are begun in a second, in the long run …
+    #[serde(default = "Service::default_rendezvous")]
+    pub(crate) rendezvous: u32,
+    /// … and at once.
+    #[serde(default = "Service::default_rendezvous_burst")]
+    pub(crate) rendezvous_burst: u32,
+    /// The time that all circuits for one client may take.
+    #[serde(
+        default = "Service::default_patience",
+        deserialize_with = "hoplite_config::seconds"
+    )]
+    pub(crate) patience: Duration,
+    /// A client without streams is left after so long.
+    #[serde(
+        default = "Service::default_idle",
+        deserialize_with = "hoplite_config::seconds"
+    )]
+    pub(crate) idle: Duration,
 }
 
 impl Service {
@@ -44,6 +70,48 @@ impl Service {
 
     const fn default_streams_per_circuit() -> usize {
         128
+    }
+
+    const fn default_clients() -> usize {
+        1024
+    }
+
+    const fn default_building() -> usize {
+        64
+    }
+
+    const fn default_rendezvous() -> u32 {
+        32
+    }
+
+    const fn default_rendezvous_burst() -> u32 {
+        256
+    }
+
+    const fn default_patience() -> Duration {
+        Duration::from_secs(60)
+    }
+
+    const fn default_idle() -> Duration {
+        Duration::from_secs(600)
+    }
+
+    /// What it is served with.
+    pub(crate) fn bounds(&self) -> ServiceConfig {
+        ServiceConfig {
+            points: self.introduction_points,
+            streams: self.streams_per_circuit,
+            streams_of_all: self.streams,
+            clients: self.clients,
+            building: self.building,
+            rendezvous: IntroductionRate {
+                per_second: self.rendezvous,
+                burst: self.rendezvous_burst,
+            },
+            patience: self.patience,
+            idle: self.idle,
+            ..ServiceConfig::default()
+        }
     }
 }
 
@@ -138,11 +206,30 @@ impl Checker<'_> {
                     1..=65_535,
                     "expected 1 to 65535",
                 ),
+                (
+                    "clients",
+                    service.clients,
+                    1..=65_535,
+                    "expected 1 to 65535",
+                ),
+                (
+                    "building",
+                    service.building,
+                    1..=65_535,
+                    "expected 1 to 65535",
+                ),
             ];
             for (name, value, range, expected) in counts {
                 if !range.contains(&value) {
                     self.add(&key(name), expected, "correct the number");
                 }
+            }
+            let rates = [
+                ("rendezvous", service.rendezvous),
+                ("rendezvous_burst", service.rendezvous_burst),
+            ];
+            for (name, _) in rates.into_iter().filter(|(_, rate)| *rate == 0) {
+                self.add(&key(name), "expected 1 at least", "correct the number");
             }
         }
     }
