@@ -1,7 +1,7 @@
 """Faults in a private network of C tor's authorities with relays of ours: two machines with one key, an address that changes, a relay that comes and goes,
 clocks that are wrong, a disk that is full, authorities that forge, keep back or are gone.
 
-Needs `tor` and `tor-gencert`; root for a small disk, and libfaketime for clocks. Parts by name: twins, moves, flaps, clocks, disk, vote, lies, expires.
+Needs `tor` and `tor-gencert`; root for a small disk, and libfaketime for clocks. Parts by name: twins, moves, flaps, hibernates, clocks, disk, vote, lies, expires.
 """
 
 import contextlib
@@ -116,6 +116,35 @@ def flaps(checks, net):
     relay.start()
     checks.check("who is back is Running again, without a hand", net.until("it to be back", lambda: net.runs("cedar"), 120), relay.text()[-600:])
     relay.process.stop()
+
+
+def hibernates(checks, net):
+    """A relay of C tor has used up what it may carry in a day, while a client of ours runs."""
+    relay = published(checks, net, "birch")
+    via = our_client(net.lab, "wakeful", net.authorities)
+    sleeper = net.relays[0]
+    sleeper.process.stop()
+    awake = sleeper.torrc
+    sleeper.torrc += "CountPrivateBandwidth 1\nAccountingStart day 00:00\nAccountingMax 4 MBytes\n"
+    sleeper.start(net.authorities)
+    went = []
+
+    def is_asleep():
+        went.append(attempt(lambda: fetch(via, "127.0.0.1", net.http, 100_000, user=f"h{len(went)}")))
+        return "Going dormant" in sleeper.process.text() or "Bandwidth soft limit reached" in sleeper.process.text()
+    checks.check("a relay of C tor goes to sleep", net.until("it to be asleep", is_asleep, 180), sleeper.process.text()[-600:])
+    gone = net.until("it to be gone", lambda: "Running" not in listed(net.authorities[0]).get(sleeper.name, set()) or not is_asleep(), 300)
+    checks.check("who sleeps is not Running any more", gone)
+    after = [attempt(lambda n=n: fetch(via, "127.0.0.1", net.http, 100_000, user=f"a{n}")) for n in range(10)]
+    print(f"      {went.count(True)} of {len(went)} fetches while it went to sleep, {after.count(True)} of 10 after that", flush=True)
+    checks.check("the client of ours goes on, over other relays", went.count(True) == len(went) and after.count(True) == 10, [one for one in went + after if one is not True])
+    checks.check("it has not ended, nor panicked", via.alive() and "panicked" not in via.text(), via.text()[-600:])
+    via.stop()
+    relay.process.stop()
+    sleeper.process.stop()
+    sleeper.torrc = awake
+    sleeper.start(net.authorities)
+    net.until("it to be back", lambda: net.runs(sleeper.name), 120)
 
 
 def library():
@@ -369,7 +398,7 @@ def last_time(net):
     return datetime.datetime.fromisoformat(line.removeprefix("valid-until ") + "+00:00").timestamp()
 
 
-PARTS = {part.__name__: part for part in (twins, moves, flaps, clocks, disk, vote, lies, expires)}
+PARTS = {part.__name__: part for part in (twins, moves, flaps, hibernates, clocks, disk, vote, lies, expires)}
 
 
 def main():
