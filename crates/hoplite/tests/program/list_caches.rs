@@ -95,7 +95,7 @@ fn a_client_that_reaches_no_authority_has_newer_lists_from_a_relay_that_keeps_th
     // By its list alone the client knows whom else to ask.
     let (key, _) = authorities.names[0].split_once('@').expect("two parts");
     let nowhere = format!("{key}@127.0.0.1:{}", free_port());
-    let file = client_file(place, "hops = 2", &[nowhere.clone()]);
+    let file = client_file(place, "hops = 2", std::slice::from_ref(&nowhere));
     let (_client, socks, _) = started(Running::start("client", &file));
     wait_for("two later lists", || {
         let list = kept(place)?;
