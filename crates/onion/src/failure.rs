@@ -24,9 +24,9 @@ pub(crate) fn ended(reason: EndReason) -> Error {
         EndReason::NOROUTE => (ErrorKind::TargetFailed, Some(Reason::HostUnreachable)),
         EndReason::DONE | EndReason::CONNRESET => (ErrorKind::TargetFailed, None),
         EndReason::EXITPOLICY => (ErrorKind::Forbidden, Some(Reason::Policy)),
-        EndReason::RESOURCELIMIT | EndReason::HIBERNATING => {
-            (ErrorKind::Forbidden, Some(Reason::Limit))
-        }
+        EndReason::RESOURCELIMIT => (ErrorKind::Forbidden, Some(Reason::Limit)),
+        // It takes no streams at all: another exit does.
+        EndReason::HIBERNATING => (ErrorKind::PathFailed, Some(Reason::Limit)),
         EndReason::TIMEOUT => (ErrorKind::TimedOut, None),
         EndReason::NOTDIRECTORY => (ErrorKind::Unsupported, None),
         _ => (ErrorKind::PathFailed, None),

@@ -11,12 +11,15 @@ use hoplite_onion::{
     path::{self, Fixed},
     relay::{self as onion_relay, Forward},
 };
-use hoplite_overlay::{Error, ErrorKind, Overlay, Terms};
+use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Terms};
 use hoplite_testing::{soon, targets};
 use hoplite_wire::cell::{
     Cell, Command,
     circuit::{Create2, Created2, DestroyReason},
-    relay::{self, Connected, Format, Header, Message, Sendme, SendmeTag, StreamId, Xoff, Xon},
+    relay::{
+        self, Connected, End, EndReason, Format, Header, Message, Sendme, SendmeTag, StreamId,
+        Xoff, Xon,
+    },
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -203,6 +206,17 @@ async fn congestion_control_that_was_not_asked_for_ends_the_circuit() {
         let built = soon(build(channel, vec![relay], &config)).await;
         assert_eq!(built.is_ok(), good, "{built:?}");
     }
+}
+
+/// It takes no streams of anybody: the client tries another path, as where a relay is gone.
+#[tokio::test]
+async fn an_exit_that_goes_to_sleep_is_no_refusal_of_the_target() {
+    let (mut liar, client) = meet(false, true).await;
+    let end = Message::End(End::new(EndReason::HIBERNATING));
+    liar.tell(liar.stream.0, &end).await;
+    let error = soon(client).await.expect("no panic");
+    let said = (error.kind(), error.reason());
+    assert_eq!(said, (ErrorKind::PathFailed, Some(Reason::Limit)));
 }
 
 fn of(error: &std::io::Error) -> Error {
