@@ -26,7 +26,7 @@ fuzz_target!(|bytes: &[u8]| {
 
 /// Bytes of payload, and the verdict if there is one; `None` if the frames were refused.
 fn receive(bytes: &[u8], size: usize) -> Option<(u64, Option<bool>)> {
-    let mut receiver = Receiver::new(10_000);
+    let mut receiver = Receiver::new(10_000, 7);
     for chunk in bytes.chunks(size) {
         if receiver.take(chunk).ok()? < chunk.len() {
             break;

@@ -1,7 +1,7 @@
 //! Files over HTTP: the server and its bodies, and a download that is checked.
 //!
-//! `GET /BYTES/SEED` answers with this many bytes of payload and their SHA-256 behind them. `x-seen-as` in the answer is the address that
-//! the client came from. Every version of HTTP carries the same bytes; the server here speaks HTTP/1.1 (RFC 9112), hyper does the work.
+//! `GET /BYTES/SEED` answers with this many bytes of payload and behind them the SHA-256 of the seed (8 bytes, big-endian) and the payload: a body that
+//! is whole, and another one than was asked for, is found wrong too. `x-seen-as` in the answer is the address that the client came from. Every version of HTTP carries the same bytes; the server here speaks HTTP/1.1 (RFC 9112), hyper does the work.
 //!
 //! Payload is pseudo-random, so that nobody compresses it, and cheap, so that it is not what is measured. A block of 1 MiB that each
 //! process makes once is sent in rotation from a place that the seed chooses; the first bytes of each piece are mixed with a counter and
@@ -113,11 +113,19 @@ enum Hash {
 /// The file whose hash is known before it is drawn: its size, its seed, and the hash.
 static PREPARED: OnceLock<(u64, u64, Digest)> = OnceLock::new();
 
+/// Begins the hash of the payload of a seed, which covers the seed: what is whole but another's is wrong.
+#[must_use]
+pub fn begin_hash(seed: u64) -> Context {
+    let mut hash = Context::new(&SHA256);
+    hash.update(&seed.to_be_bytes());
+    hash
+}
+
 impl Hash {
     fn of(bytes: u64, seed: u64) -> Self {
         match PREPARED.get() {
             Some((size, of, hash)) if (*size, *of) == (bytes, seed) => Self::Known(*hash),
-            _ => Self::Begun(Context::new(&SHA256)),
+            _ => Self::Begun(begin_hash(seed)),
         }
     }
 
@@ -132,7 +140,7 @@ impl Hash {
 /// Hashes one file of this process beforehand, the first that is asked for, so that drawing it costs no more than its bytes.
 fn prepare_file(bytes: u64, seed: u64) {
     PREPARED.get_or_init(|| {
-        let (mut payload, mut hash) = (Payload::new(seed), Context::new(&SHA256));
+        let (mut payload, mut hash) = (Payload::new(seed), begin_hash(seed));
         let (mut left, mut piece) = (bytes, vec![0; PIECE]);
         while left > 0 {
             let len = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
@@ -230,11 +238,11 @@ pub struct Check {
 }
 
 impl Check {
-    /// A body of this many bytes of payload.
+    /// A body of this many bytes of the payload of a seed.
     #[must_use]
-    pub fn new(bytes: u64) -> Self {
+    pub fn new(bytes: u64, seed: u64) -> Self {
         Self {
-            hash: Context::new(&SHA256),
+            hash: begin_hash(seed),
             bytes,
             left: bytes,
             told: Vec::with_capacity(SHA256_OUTPUT_LEN),
@@ -284,7 +292,7 @@ pub enum Spoilt {
     /// It ends before its hash does.
     #[error("the body ended too early")]
     Short,
-    /// It is not what was sent.
+    /// It is not what was sent, or not what was asked for.
     #[error("the hash of the body is wrong")]
     Hash,
 }
@@ -441,7 +449,7 @@ pub fn download(
     )?;
     let mut stream = BufReader::with_capacity(256 << 10, stream);
     read_head(&mut stream)?;
-    let (mut check, mut first_byte) = (Check::new(size), None);
+    let (mut check, mut first_byte) = (Check::new(size, size), None);
     loop {
         let part = stream.fill_buf()?;
         if part.is_empty() {
@@ -511,7 +519,7 @@ mod tests {
         for bytes in [0, 1, 65_535, 65_536, 200_000] {
             let body = drawn(bytes);
             for cut in [1, 7, 1000, 1_000_000] {
-                let mut check = Check::new(bytes);
+                let mut check = Check::new(bytes, 9);
                 let payload: u64 = body
                     .chunks(cut)
                     .map(|piece| check.take(piece).unwrap())
@@ -525,7 +533,7 @@ mod tests {
     #[test]
     fn a_body_that_was_changed_or_cut_or_is_too_long_is_found_wrong() {
         let check = |body: &[u8]| {
-            let mut check = Check::new(1000);
+            let mut check = Check::new(1000, 9);
             check.take(body)?;
             check.finish()
         };
@@ -538,10 +546,17 @@ mod tests {
     }
 
     #[test]
+    fn a_body_that_is_whole_and_another_one_than_was_asked_for_is_found_wrong() {
+        let mut check = Check::new(1000, 8);
+        check.take(&drawn(1000)).unwrap();
+        assert_eq!(check.finish(), Err(Spoilt::Hash));
+    }
+
+    #[test]
     fn swapped_pieces_have_another_digest() {
         let mut body = drawn(10 * PIECE as u64);
         body[..2 * PIECE].rotate_left(PIECE);
-        let mut check = Check::new(10 * PIECE as u64);
+        let mut check = Check::new(10 * PIECE as u64, 9);
         check.take(&body).unwrap();
         assert_eq!(check.finish(), Err(Spoilt::Hash));
     }

@@ -258,7 +258,7 @@ pub struct Transfer {
     pub seen_as: Option<IpAddr>,
     /// Bytes of payload asked for: to the server and from it (0 if by time).
     pub asked: [u64; 2],
-    /// Bytes of payload that went to the server and came from it, checked by hash at their receiver.
+    /// Bytes of payload that went to the server and came from it, checked at their receiver: by a hash, datagrams one by one.
     pub moved: [u64; 2],
     /// Microseconds from `began` to each phase that was reached.
     pub phases: Phases,
@@ -269,7 +269,7 @@ pub struct Transfer {
     /// Named by kind, if it failed.
     pub error: Option<TransferError>,
     /// Further figures of a kind of workload, by name:
-    /// - `udp-echo` and `udp-rate`: `duplicates`, `reordered` (RFC 4737), `corrupt`;
+    /// - `udp-echo` and `udp-rate`: `duplicates`, `reordered` (RFC 4737), `corrupt` (changed on the way: any byte of it);
     /// - `udp-rate`: `jitter_us` (RFC 3550), one-way `delay_us_min`, `_p50`, `_p90`, `_p99`, `_max`;
     /// - `udp-echo`: the same of each direction, `up_delay_us_min`, `_p50`, `_p99`, `_max`, and `down_delay_us_…`;
     /// - `schedule`: `choice`, the row that was drawn, from 1;

@@ -1,11 +1,13 @@
-//! What clients and servers of the lab say to each other over UDP. Every parser is total; `None` is "not ours".
+//! What clients and servers of the lab say to each other over UDP. Every parser is total; `None` is "not ours, or changed on its way".
 //! A head of 40 bytes, then a body; numbers are big-endian, times are nanoseconds of the machine's monotonic clock.
 //!
 //! ```text
-//! 0  "HLDG"   4  version   5  kind   6  0, 0   8  token   16  number   20  0, 0, 0, 0   24  sent   32  turned round
+//! 0  "HLDG"   4  version   5  kind   6  0, 0   8  token   16  number   20  check   24  sent   32  turned round
 //! ```
 //! A session: hello (again until) welcome; then echo and echoed, or data and finish → report, or begin → data and finish.
-//! Bodies of echoes and data are filled with bytes that depend on the number, and checked.
+//! Bodies of echoes and data are filled with bytes that depend on the number, and compared. The check covers all else: the head, without which a
+//! changed time would be a delay and a changed number a loss, and every other body. A server that gets what it cannot read answers `changed`, in
+//! no more bytes than came; both ends hear nobody else on their ports.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -17,7 +19,10 @@ use super::transfer::mapped;
 pub(crate) const SMALLEST: u16 = 40;
 
 const MAGIC: &[u8; 4] = b"HLDG";
-const VERSION: u8 = 1;
+/// 2: the head is checked.
+const VERSION: u8 = 2;
+/// Where the check stands.
+const CHECK: std::ops::Range<usize> = 20..24;
 
 /// What a datagram is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,10 +43,12 @@ pub enum Kind {
     Report = 7,
     /// The server is to begin its stream.
     Begin = 8,
+    /// What came was not readable.
+    Changed = 9,
 }
 
 impl Kind {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Hello,
         Self::Welcome,
         Self::Echo,
@@ -50,7 +57,39 @@ impl Kind {
         Self::Finish,
         Self::Report,
         Self::Begin,
+        Self::Changed,
     ];
+
+    /// Whether its body is filled, and compared with what was filled in.
+    fn is_filled(self) -> bool {
+        matches!(self, Self::Echo | Self::Echoed | Self::Data)
+    }
+}
+
+/// Of a datagram of that kind, its own place taken as 0: of the head alone where the body is compared anyway, else of all of it.
+fn check(kind: Kind, datagram: &[u8]) -> [u8; 4] {
+    let end = if kind.is_filled() {
+        usize::from(SMALLEST)
+    } else {
+        datagram.len()
+    };
+    let covered = datagram.get(..end).unwrap_or(datagram);
+    let mut state = covered.len() as u64;
+    for (place, chunk) in covered.chunks(8).enumerate() {
+        let mut word = [0; 8];
+        word.iter_mut()
+            .zip(chunk)
+            .for_each(|(to, from)| *to = *from);
+        let word = u64::from_be_bytes(word);
+        let own = if place * 8 + 4 == CHECK.start {
+            u64::from(u32::MAX)
+        } else {
+            0
+        };
+        state = mix(state ^ (word & !own));
+    }
+    let [.., a, b, c, d] = state.to_be_bytes();
+    [a, b, c, d]
 }
 
 /// The head of each datagram.
@@ -77,8 +116,12 @@ impl Head {
         if head.get(..4)? != MAGIC || *head.get(4)? != VERSION {
             return None;
         }
+        let kind = Kind::ALL.into_iter().find(|known| *known as u8 == kind)?;
+        if head.get(CHECK)? != check(kind, datagram) {
+            return None;
+        }
         let head = Self {
-            kind: Kind::ALL.into_iter().find(|known| *known as u8 == kind)?,
+            kind,
             token: number(head, 8)?,
             number: u32::try_from(number(head, 16)? >> 32).ok()?,
             sent: number(head, 24)?,
@@ -93,7 +136,15 @@ impl Head {
         let mut out = Vec::with_capacity(usize::from(SMALLEST) + body.len());
         self.write(&mut out);
         out.extend_from_slice(body);
+        self.seal(&mut out);
         out
+    }
+
+    fn seal(&self, datagram: &mut [u8]) {
+        let check = check(self.kind, datagram);
+        if let Some(place) = datagram.get_mut(CHECK) {
+            place.copy_from_slice(&check);
+        }
     }
 
     fn write(&self, out: &mut Vec<u8>) {
@@ -116,9 +167,10 @@ impl Head {
             let left = size - out.len();
             out.extend(word.iter().take(left));
         }
+        self.seal(out);
     }
 
-    /// Whether a datagram of this head is `size` bytes long and filled as it was sent.
+    /// Whether a datagram of this head, which was checked when it was read, is `size` bytes long and filled as it was sent.
     pub(crate) fn is_intact(&self, size: u16, datagram: &[u8]) -> bool {
         let words = Filling::of(self);
         let body = datagram.get(usize::from(SMALLEST)..).unwrap_or_default();

@@ -4,19 +4,19 @@
 //! ```text
 //! client  head     64 bytes   "HLAB", version, flags (1 to the server, 2 from it, 4 rounds), sizes, time, seed, token, rounds
 //! server  answer   32 bytes   "hlab", version, status, the address that the client came from, its token
-//! both    payload  frames: a length of 4 bytes, then as many bytes (at most 65,536); 0 ends it; then SHA-256 of all payload
+//! both    payload  frames: a length of 4 bytes, then as many bytes (at most 65,536); 0 ends it; then SHA-256 of the seed and all payload
 //! server  verdict  176 bytes  what came of the client's payload: hash right or wrong, bytes, when they came
 //! ```
 //! A side that sends nothing sends no frames, and a server that receives nothing gives no verdict. With both directions the
 //! payloads go at the same time. In rounds the client sends its size in frames, the server answers with its own, and so on;
 //! end and hash come once, after the last round. A payload for a time ends when its sender's time is over.
 //!
-//! Payload is `hoplite_workload::web`'s.
+//! Payload is `hoplite_workload::web`'s, and so is its hash: whoever gets the payload of another transfer, whole, finds it wrong too.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use hoplite_workload::web::{PIECE, Payload};
-use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
+use hoplite_workload::web::{PIECE, Payload, begin_hash};
+use ring::digest::{Context, SHA256_OUTPUT_LEN};
 
 use super::{
     Fault, TransferError,
@@ -30,7 +30,8 @@ pub const ANSWER: usize = 32;
 /// Bytes of a verdict.
 pub const VERDICT: usize = 176;
 
-const VERSION: u8 = 1;
+/// 2: the hash covers the seed.
+const VERSION: u8 = 2;
 const MAGIC: &[u8; 4] = b"HLAB";
 const ANSWER_MAGIC: &[u8; 4] = b"hlab";
 
@@ -296,7 +297,7 @@ impl Sender {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             payload: Payload::new(seed),
-            hash: Context::new(&SHA256),
+            hash: begin_hash(seed),
             frame: Vec::with_capacity(PIECE + 64),
         }
     }
@@ -349,11 +350,11 @@ enum State {
 }
 
 impl Receiver {
-    /// A receiver of at most `limit` bytes.
+    /// A receiver of at most `limit` bytes of the payload of a seed.
     #[must_use]
-    pub fn new(limit: u64) -> Self {
+    pub fn new(limit: u64, seed: u64) -> Self {
         Self {
-            hash: Context::new(&SHA256),
+            hash: begin_hash(seed),
             state: State::Length,
             word: Vec::with_capacity(SHA256_OUTPUT_LEN),
             limit,
@@ -458,7 +459,7 @@ mod tests {
         #[test]
         fn a_head_that_is_read_is_written_back_and_no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             let mut bytes = bytes;
-            bytes.iter_mut().zip(b"HLAB\x01\x03\0\0").for_each(|(to, from)| *to = *from);
+            bytes.iter_mut().zip(b"HLAB\x02\x03\0\0").for_each(|(to, from)| *to = *from);
             if let Ok(head) = Head::parse(&bytes) {
                 prop_assert_eq!(Head::parse(&head.emit()), Ok(head));
             }
@@ -544,7 +545,7 @@ mod tests {
         #[test]
         fn frames_are_understood_however_they_are_cut(sizes in proptest::collection::vec(1_u64..5000, 0..8), cut in 1_usize..700) {
             let bytes = stream(3, &sizes);
-            let mut receiver = Receiver::new(u64::MAX);
+            let mut receiver = Receiver::new(u64::MAX, 3);
             for chunk in bytes.chunks(cut) {
                 prop_assert_eq!(receiver.take(chunk), Ok(chunk.len()));
             }
@@ -556,10 +557,17 @@ mod tests {
         fn one_changed_byte_of_payload_is_noticed(place in 4_usize..5000, bit in 0_u8..8) {
             let mut bytes = stream(3, &[5000]);
             bytes[place] ^= 1 << bit;
-            let mut receiver = Receiver::new(u64::MAX);
+            let mut receiver = Receiver::new(u64::MAX, 3);
             receiver.take(&bytes).unwrap();
             prop_assert_eq!(receiver.verdict(), Some(false));
         }
+    }
+
+    #[test]
+    fn the_payload_of_another_transfer_is_wrong_though_it_is_whole() {
+        let mut receiver = Receiver::new(u64::MAX, 4);
+        receiver.take(&stream(3, &[5000])).unwrap();
+        assert_eq!(receiver.verdict(), Some(false));
     }
 
     #[test]
@@ -567,12 +575,12 @@ mod tests {
         let mut bytes = stream(1, &[10]);
         let len = bytes.len();
         bytes.extend([1, 2, 3]);
-        assert_eq!(Receiver::new(10).take(&bytes), Ok(len));
+        assert_eq!(Receiver::new(10, 1).take(&bytes), Ok(len));
     }
 
     #[test]
     fn more_than_agreed_and_frames_that_are_too_long_are_refused() {
-        let refused = |limit, bytes: &[u8]| Receiver::new(limit).take(bytes).unwrap_err().why;
+        let refused = |limit, bytes: &[u8]| Receiver::new(limit, 1).take(bytes).unwrap_err().why;
         assert_eq!(
             refused(9, &stream(1, &[10])),
             "more payload came than was asked for"

@@ -3,7 +3,7 @@
 //! certificate that it makes at its start, and the client takes any: the lab measures the way to its own server and has nothing to hide
 //! from it.
 //!
-//! A fetch is `GET /BYTES/SEED`; the body is this many bytes of payload and their SHA-256 behind them. `x-seen-as` in the answer is
+//! A fetch is `GET /BYTES/SEED`; the body is this many bytes of payload and the SHA-256 of seed and payload behind them. `x-seen-as` in the answer is
 //! the address that the client came from. An upload is `PUT /BYTES/SEED` with that body, over HTTP/3 only; the answer is the server's
 //! verdict on it, as in the lab's own protocol.
 //!
@@ -184,6 +184,13 @@ struct Fetch {
     authority: String,
     /// Where it is.
     path: String,
+}
+
+impl Fetch {
+    /// Checks the body that comes.
+    fn check(&self) -> Check {
+        Check::new(self.bytes, self.seed)
+    }
 }
 
 impl Work<'_> {
@@ -458,7 +465,7 @@ impl Http1 {
         record.phases.command = Some(record.clock.us());
         let answer = patiently(limit, answer).await?.map_err(hyper_failed)?;
         headed(&answer, record)?;
-        let (mut body, mut check) = (answer.into_body(), Check::new(fetch.bytes));
+        let (mut body, mut check) = (answer.into_body(), fetch.check());
         while let Some(frame) = patiently(limit, body.frame()).await? {
             let frame = frame.map_err(hyper_failed)?;
             if let Some(data) = frame.data_ref() {
@@ -513,7 +520,7 @@ impl Http2 {
         record.phases.command = Some(record.clock.us());
         let answer = patiently(limit, answer).await?.map_err(h2_failed)?;
         headed(&answer, record)?;
-        let (mut body, mut check) = (answer.into_body(), Check::new(fetch.bytes));
+        let (mut body, mut check) = (answer.into_body(), fetch.check());
         while let Some(data) = patiently(limit, body.data()).await? {
             let data = data.map_err(h2_failed)?;
             take(&mut check, &data, record)?;

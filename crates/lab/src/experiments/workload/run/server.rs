@@ -222,7 +222,7 @@ async fn at_once(
         let Some(size) = head.up else {
             return Ok(None);
         };
-        let (mut receiver, mut progress) = (tcp::receiver(size, 0), Progress::new(size));
+        let (mut receiver, mut progress) = (tcp::receiver(size, head), Progress::new(size));
         reading.receive(&mut receiver, None, &mut progress).await?;
         Ok(Some(Verdict {
             right: receiver.verdict() == Some(true),
@@ -241,7 +241,7 @@ async fn rounds(
 ) -> Result<Option<Verdict>, TransferError> {
     let (up, down) = (head.up.unwrap_or(1), head.down.unwrap_or(1));
     let mut sender = Sender::new(head.seed);
-    let mut receiver = tcp::receiver(up, head.rounds);
+    let mut receiver = tcp::receiver(up, head);
     let mut sent = Progress::new(0);
     let mut progress = Progress::new(up.saturating_mul(head.rounds.into()));
     for round in 1..=head.rounds {

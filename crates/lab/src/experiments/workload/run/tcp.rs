@@ -177,11 +177,12 @@ pub(crate) async fn send(
 }
 
 /// A receiver for a side: no more than it asked for, if it said how much.
-pub(crate) fn receiver(size: u64, rounds: u32) -> Receiver {
-    Receiver::new(match size {
+pub(crate) fn receiver(size: u64, head: &Head) -> Receiver {
+    let limit = match size {
         0 => u64::MAX,
-        size => size.saturating_mul(u64::from(rounds.max(1))),
-    })
+        size => size.saturating_mul(u64::from(head.rounds.max(1))),
+    };
+    Receiver::new(limit, head.seed)
 }
 
 /// The client's half of a transfer, from the head to the verdict.
@@ -232,7 +233,7 @@ async fn both(
         let Some(size) = head.down else {
             return Ok(None);
         };
-        let mut receiver = receiver(size, 0);
+        let mut receiver = receiver(size, head);
         reading.receive(&mut receiver, None, received).await?;
         Ok(Some(receiver))
     };
@@ -262,7 +263,7 @@ async fn rounds(
 ) -> Result<(), TransferError> {
     let (up, down) = (job.head.up.unwrap_or(1), job.head.down.unwrap_or(1));
     let mut sender = Sender::new(job.head.seed);
-    let mut receiver = receiver(down, job.head.rounds);
+    let mut receiver = receiver(down, &job.head);
     for round in 1..=job.head.rounds {
         let (began, last) = (monotonic_us(), round == job.head.rounds);
         let sent = (&mut record.sent, job.stall);

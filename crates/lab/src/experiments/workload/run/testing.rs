@@ -118,6 +118,47 @@ where
     }
 }
 
+/// A way to a port of ours on which a bit of one byte is changed: the one at `place` of what goes `up`, or of what comes down.
+pub(super) async fn bent(to: u16, up: bool, place: usize) -> u16 {
+    let (listener, address) = listen().await;
+    tokio::spawn(async move {
+        while let Ok((mut near, _)) = listener.accept().await {
+            let Ok(mut far) = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).await else {
+                return;
+            };
+            tokio::spawn(async move {
+                let ((near_in, near_out), (far_in, far_out)) = (near.split(), far.split());
+                let (bend, straight) = (Some(place), None);
+                let [there, back] = if up {
+                    [bend, straight]
+                } else {
+                    [straight, bend]
+                };
+                tokio::join!(pass(near_in, far_out, there), pass(far_in, near_out, back));
+            });
+        }
+    });
+    address.port()
+}
+
+async fn pass(
+    mut from: impl tokio::io::AsyncRead + Unpin,
+    mut to: impl tokio::io::AsyncWrite + Unpin,
+    bend: Option<usize>,
+) {
+    let (mut buffer, mut passed) = (vec![0; 65_536], 0);
+    while let Ok(len @ 1..) = from.read(&mut buffer).await {
+        if let Some(place) = bend.filter(|place| (passed..passed + len).contains(place)) {
+            buffer[place - passed] ^= 0x04;
+        }
+        passed += len;
+        if to.write_all(&buffer[..len]).await.is_err() {
+            return;
+        }
+    }
+    to.shutdown().await.ok();
+}
+
 /// A SOCKS5 proxy; it tells each isolation token. With a `refusal` it answers every request with it.
 pub(super) async fn socks(
     refusal: Option<ReplyCode>,

@@ -257,6 +257,64 @@ fn a_server_that_lies_about_the_hash_is_a_checksum_error_and_nothing_counts() {
 }
 
 #[test]
+fn one_changed_bit_of_payload_is_a_checksum_error_whichever_way_it_went() {
+    block_on(async {
+        let ports = serve();
+        let request = || Kind::Request {
+            request: 1000,
+            response: 1000,
+            count: 3,
+            pause: Duration::ZERO,
+        };
+        let choices = vec![Choice {
+            sendsize: 5000,
+            recvsize: 5000,
+            pause: Duration::ZERO,
+            weight: 1.0,
+        }];
+        let schedule = || Kind::Schedule {
+            choices: choices.clone(),
+            count: 1,
+        };
+        let time = crate::experiments::workload::Bulk {
+            time: Duration::from_millis(20),
+            ..bulk(0)
+        };
+        // Behind the head or the answer, and the length of the frame.
+        for (kind, up) in [
+            (Kind::Download(bulk(100_000)), false),
+            (Kind::Download(time.clone()), false),
+            (Kind::Upload(bulk(100_000)), true),
+            (Kind::Upload(time), true),
+            (request(), true),
+            (request(), false),
+            (schedule(), true),
+            (schedule(), false),
+        ] {
+            let transfer = bent(ports.transfer, up, 500).await;
+            let order = order(kind.clone(), Ports { transfer, ..ports });
+            let transfer = work_one(&order).await;
+            assert_eq!(fault(&transfer), "CHECKSUM", "{kind:?} {up}: {transfer:?}");
+            assert_eq!(transfer.moved[usize::from(!up)], 0, "{kind:?}");
+        }
+    });
+}
+
+#[test]
+fn the_payload_of_another_transfer_is_a_checksum_error_though_it_is_whole() {
+    block_on(async {
+        let ports = serve_with(|mut stream| async move {
+            let head = begin(&mut stream).await;
+            let bytes = Sender::new(head.seed ^ 1).frame(1000, true).0.to_vec();
+            stream.write_all(&bytes).await.unwrap();
+        })
+        .await;
+        let transfer = work_one(&order(Kind::Download(bulk(1000)), ports)).await;
+        assert_eq!(fault(&transfer), "CHECKSUM");
+    });
+}
+
+#[test]
 fn a_server_that_sends_too_little_or_too_much_is_found_out() {
     block_on(async {
         for (sent, word) in [(999, "CHECKSUM"), (1001, "READ")] {

@@ -6,7 +6,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-use std::{io, net::UdpSocket as StdSocket, sync::Arc, time::Duration};
+use std::{cell::Cell, io, net::UdpSocket as StdSocket, sync::Arc, time::Duration};
 
 use hoplite_wire::socks::{DatagramView, Endpoint};
 use tokio::{
@@ -111,6 +111,8 @@ struct Session {
     flow: Arc<Flow>,
     token: u64,
     stall: Duration,
+    /// Datagrams that somebody has changed on their way: here they could not be read, or the server said so.
+    changed: Cell<u64>,
 }
 
 impl Session {
@@ -123,6 +125,7 @@ impl Session {
             // Not from the seed alone: the same order may come to the same server again.
             token: random.next() ^ monotonic_ns(),
             stall: order.plan.stall,
+            changed: Cell::new(0),
         })
     }
 
@@ -173,8 +176,13 @@ impl Session {
         }
     }
 
+    /// What is of this session, and of a kind if one is wanted. Others may be late ones of a session before; what nobody can have sent is counted.
     fn ours<'a>(&self, payload: &'a [u8], wanted: Option<Kind>) -> Option<(Head, &'a [u8])> {
-        let (head, body) = Head::parse(payload)?;
+        let read = Head::parse(payload);
+        if read.is_none_or(|(head, _)| head.kind == Kind::Changed) {
+            self.changed.set(self.changed.get() + 1);
+        }
+        let (head, body) = read?;
         let fits = wanted.is_none_or(|kind| kind == head.kind);
         (head.token == self.token && fits).then_some((head, body))
     }
@@ -200,17 +208,24 @@ impl Session {
         let report = Report::parse(&report);
         let report =
             report.ok_or_else(|| Fault::Auth.because("the server's report cannot be read"))?;
+        let report = self.with_changed(report);
         tell(&report, record);
         record.moved[0] = report.bytes;
         record.arrived = Some(passed(&report));
         verdict(&report)
     }
 
+    /// A receiver's report, and what neither end could read.
+    fn with_changed(&self, mut report: Report) -> Report {
+        report.corrupt += self.changed.get();
+        report
+    }
+
     async fn receive(&self, stream: Stream, record: &mut Record) -> Result<(), TransferError> {
         let mut tally = Tally::new(stream);
         let takes = Duration::from_nanos(stream.interval).saturating_mul(stream.count);
         let sent = self.collect(&mut tally, takes, record).await;
-        let report = tally.report();
+        let report = self.with_changed(tally.report());
         record.datagrams[0] = u64::from(sent?.unwrap_or(stream.count));
         tell(&report, record);
         record.moved[1] = report.bytes;
@@ -317,6 +332,8 @@ async fn exchange_echoes(
 ) -> Result<(), TransferError> {
     let mut echoes = Echoes::new(stream.count);
     let outcome = collect_echoes(session, stream, &mut echoes, record).await;
+    let changed = u32::try_from(session.changed.get()).unwrap_or(u32::MAX);
+    echoes.corrupt = echoes.corrupt.saturating_add(changed);
     let bytes = u64::from(echoes.received) * u64::from(stream.size);
     record.moved = [bytes, bytes];
     let (received, corrupt) = (echoes.received, echoes.corrupt);

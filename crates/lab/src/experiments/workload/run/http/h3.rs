@@ -26,7 +26,7 @@ use hoplite_wire::{
 };
 use hoplite_workload::{
     socks::Login,
-    web::{Body, Check, length},
+    web::{Body, length},
 };
 use quinn::{
     AsyncUdpSocket, Connection, ConnectionError, ConnectionId, Endpoint, EndpointConfig,
@@ -135,7 +135,7 @@ impl Http3 {
         if fetch.upload {
             return verdict(&mut frames, record).await;
         }
-        let mut check = Check::new(fetch.bytes);
+        let mut check = fetch.check();
         while let Some(frame) = frames.next().await? {
             if let Frame::Data(data) = frame {
                 take(&mut check, &data, record)?;

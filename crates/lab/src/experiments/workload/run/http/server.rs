@@ -220,8 +220,11 @@ async fn serve_http3(
 }
 
 /// Takes an upload.
-async fn take(frames: &mut h3::Frames, bytes: u64) -> Result<Verdict, TransferError> {
-    let (mut check, mut progress) = (Check::new(bytes), Progress::new(bytes));
+async fn take(
+    frames: &mut h3::Frames,
+    (bytes, seed): (u64, u64),
+) -> Result<Verdict, TransferError> {
+    let (mut check, mut progress) = (Check::new(bytes, seed), Progress::new(bytes));
     while let Some(frame) = frames.next().await? {
         if let Frame::Data(data) = frame {
             progress.add(check.take(&data)?, monotonic_us());
@@ -255,7 +258,7 @@ async fn serve(
         return to.finish().map_err(|error| Fault::Write.because(error));
     };
     if request.method == "PUT" {
-        let verdict = take(&mut frames, bytes).await?.emit();
+        let verdict = take(&mut frames, (bytes, seed)).await?.emit();
         write_data_head(&mut out, verdict.len());
         out.extend_from_slice(&verdict);
         to.write_all(&out).await.map_err(failed)?;

@@ -89,6 +89,41 @@ fn every_version_goes_through_a_socks_proxy() {
 }
 
 #[test]
+fn a_changed_bit_of_a_body_and_the_body_of_another_fetch_are_checksum_errors() {
+    block_on(async {
+        let ports = serve();
+        let one = |ports| {
+            let mut kind = fetches(1, 1, true);
+            if let Kind::Http { count, .. } = &mut kind {
+                *count = 1;
+            }
+            order(kind, ports)
+        };
+        // Behind the head.
+        let http = bent(ports.http, false, 100_000).await;
+        let transfer = work_one(&one(Ports { http, ..ports })).await;
+        assert_eq!(fault(&transfer), "CHECKSUM", "{transfer:?}");
+        assert_eq!(transfer.moved, [0, 0]);
+        // A cache that mixes up two fetches of one size.
+        let mixed = serve_with(|stream| async move {
+            let respond = |_: http::Request<hyper::body::Incoming>| async {
+                let peer = ([127, 0, 0, 1], 9).into();
+                let response = hoplite_workload::web::response("/300000/1", peer);
+                Ok::<_, std::convert::Infallible>(response)
+            };
+            let service = hyper::service::service_fn(respond);
+            let stream = hyper_util::rt::TokioIo::new(stream);
+            let server = hyper::server::conn::http1::Builder::new();
+            server.serve_connection(stream, service).await.ok();
+        })
+        .await;
+        let http = mixed.transfer;
+        let transfer = work_one(&one(Ports { http, ..ports })).await;
+        assert_eq!(fault(&transfer), "CHECKSUM", "{transfer:?}");
+    });
+}
+
+#[test]
 fn a_closed_port_fails_each_fetch_and_not_the_order() {
     block_on(async {
         let (listener, address) = listen().await;

@@ -14,7 +14,7 @@ use tokio::{net::UdpSocket, sync::Semaphore};
 
 use super::stream::{Pace, Tally};
 use crate::experiments::workload::{
-    message::{Head, Hello, Kind, Stream, emit_address},
+    message::{Head, Hello, Kind, SMALLEST, Stream, emit_address},
     run::{record::monotonic_ns, server::bound},
 };
 
@@ -89,7 +89,7 @@ impl Server {
     fn serve(&mut self, datagram: &mut [u8], peer: SocketAddr) {
         let now = monotonic_ns();
         let Some((head, body)) = Head::parse(datagram) else {
-            return;
+            return self.tell_changed(datagram.len(), peer);
         };
         if head.kind == Kind::Echo {
             let turned = Head {
@@ -105,6 +105,21 @@ impl Server {
             Action::Answer(answer) => self.answer(&answer, peer),
             Action::Begin(stream) => self.begin(&head, stream, peer),
         }
+    }
+
+    /// Whose it was cannot be known: whoever sent it counts it. Nobody is sent more than he has sent.
+    fn tell_changed(&self, came: usize, peer: SocketAddr) {
+        if came < usize::from(SMALLEST) {
+            return;
+        }
+        let changed = Head {
+            kind: Kind::Changed,
+            token: 0,
+            number: 0,
+            sent: monotonic_ns(),
+            turned: 0,
+        };
+        self.answer(&changed.emit(&[]), peer);
     }
 
     fn handle(

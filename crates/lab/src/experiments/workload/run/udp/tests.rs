@@ -72,6 +72,74 @@ fn datagrams_go_through_an_association() {
     });
 }
 
+/// Large datagrams of one way that are left alone: what opens a session is small, its report is one.
+const BEFORE: usize = 5;
+
+/// A way to the server on which a bit of the next large datagram is changed, up or down.
+async fn bent_datagrams(to: Ports, up: bool, place: usize) -> Ports {
+    let near = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let far = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    far.connect(("127.0.0.1", to.udp)).await.unwrap();
+    let udp = near.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let (mut there, mut back) = (vec![0; 65_536], vec![0; 65_536]);
+        let (mut client, mut large) = (None, 0);
+        let mut bend = |datagram: &mut [u8], here: bool| {
+            large += usize::from(here && datagram.len() >= 200);
+            if here && datagram.len() >= 200 && large == BEFORE {
+                datagram[place] ^= 0x04;
+            }
+        };
+        loop {
+            tokio::select! {
+                came = near.recv_from(&mut there) => {
+                    let (len, from) = came.unwrap();
+                    client = Some(from);
+                    bend(&mut there[..len], up);
+                    far.send(&there[..len]).await.unwrap();
+                }
+                came = far.recv(&mut back) => {
+                    let len = came.unwrap();
+                    bend(&mut back[..len], !up);
+                    near.send_to(&back[..len], client.unwrap()).await.unwrap();
+                }
+            }
+        }
+    });
+    Ports { udp, ..to }
+}
+
+#[test]
+fn one_changed_bit_anywhere_in_a_datagram_is_a_checksum_error_and_no_delay_or_loss() {
+    block_on(async {
+        let ports = serve();
+        // Magic, version, kind, nothing, token, number, check, both times, body.
+        let places = [1, 4, 5, 6, 12, 17, 22, 27, 33, 199];
+        let ways = [
+            (echo(), true),
+            (echo(), false),
+            (rate(false), true),
+            (rate(true), false),
+        ];
+        let cases = ways.iter().flat_map(|way| places.map(|place| (way, place)));
+        let cases = cases.map(|((kind, up), place)| async move {
+            let ports = bent_datagrams(ports, *up, place).await;
+            let mut order = order(kind.clone(), ports);
+            order.plan.stall = Duration::from_secs(2);
+            (place, *up, work_one(&order).await)
+        });
+        for (place, up, transfer) in futures_util::future::join_all(cases).await {
+            let more = &transfer.more;
+            assert_eq!(fault(&transfer), "CHECKSUM", "{place} {up}: {transfer:?}");
+            assert_eq!(more["corrupt"], 1.0, "{place} {up}: {transfer:?}");
+            let delays = more.iter().filter(|(name, _)| name.contains("delay"));
+            // The bit of a time is worth 17 s or more.
+            let long = delays.filter(|(_, delay)| **delay > 10e6).count();
+            assert_eq!(long, 0, "{place} {up}: {transfer:?}");
+        }
+    });
+}
+
 #[test]
 fn a_closed_port_is_a_connect_error() {
     block_on(async {
@@ -139,6 +207,16 @@ proptest! {
         let place = body + place % (bytes.len() - body);
         bytes[place] ^= 0x10;
         prop_assert!(!head.is_intact(size, &bytes));
+    }
+
+    #[test]
+    fn one_changed_bit_of_a_head_or_of_what_is_asked_makes_a_datagram_unreadable(place in 0_usize..64, bit in 0_u8..8, filled: bool) {
+        let kind = if filled { Message::Data } else { Message::Hello };
+        let head = Head { kind, token: 3, number: 9, sent: 5, turned: 0 };
+        let mut bytes = head.emit(&Hello::Receive(Stream { size: 100, count: 9, interval: 7 }).emit());
+        let body = place >= usize::from(SMALLEST);
+        bytes[place] ^= 1 << bit;
+        prop_assert_eq!(Head::parse(&bytes).is_some(), filled && body);
     }
 
     #[test]
