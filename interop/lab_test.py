@@ -23,7 +23,7 @@ LAB = pathlib.Path(os.environ.get("HOPLITE_LAB", HOPLITE.parent / "hoplite-lab")
 # For any machine: what is tried here is that the lab works.
 GATE = """
 [gate]
-late_us_p99 = 100000
+late_share = "100%"
 late_us_max = 1000000
 steal = "100%"
 cpu_pressure = 1

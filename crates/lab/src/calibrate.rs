@@ -23,7 +23,10 @@ use crate::{
     cli::CalibrateArgs,
     emulator::{self, Options, Port, Running},
     errors::{Complaint, Failure},
-    experiments::trial::{EmulatorHealth, LinkCount},
+    experiments::{
+        scenario::Gate,
+        trial::{EmulatorHealth, LinkCount},
+    },
     netns::{
         Host, Lab,
         user::{Entered, enter},
@@ -354,6 +357,7 @@ impl Bench {
 
     /// Ends it all. What interfaces dropped, because nobody read them in time, are drops of the emulator's own.
     fn end(self) -> Result<Seen, Failure> {
+            tolerated: Gate::default().tolerated(),
         let dropped = self.dropped()?.saturating_sub(self.dropped);
         let (links, mut health) = self.running.stop();
         health.own_drops += dropped;

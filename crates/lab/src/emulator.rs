@@ -25,7 +25,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -62,6 +62,8 @@ pub struct Options {
     pub directory: PathBuf,
     /// What is recorded there.
     pub record: Keep,
+    /// A packet that leaves later than this is counted as late.
+    pub tolerated: Duration,
 }
 
 /// An emulator at work. Dropping it stops it.
@@ -91,7 +93,8 @@ pub fn start(
         end: AtomicBool::new(false),
         wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
     });
-    let driver = Driver::new(network, recorder, ports, Arc::clone(&control), base)?;
+    let timing = (base, options.tolerated);
+    let driver = Driver::new(network, recorder, ports, Arc::clone(&control), timing)?;
     let thread = thread::Builder::new().name("emulator".to_owned());
     let thread = thread.spawn(move || driver.run())?;
     Ok(Running {
@@ -195,7 +198,7 @@ impl Drop for Running {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::net::UnixDatagram, time::Duration};
+    use std::{fs, os::unix::net::UnixDatagram};
 
     use super::{network::tests::packet, *};
     use crate::topology::Loss;
@@ -220,6 +223,7 @@ mod tests {
             seed: 1,
             directory: directory.to_owned(),
             record,
+            tolerated: Duration::from_micros(500),
         };
         let running = start(topology, ports, &topology.addresses(), &options).unwrap();
         (running, hosts.try_into().unwrap())

@@ -27,5 +27,6 @@ pub mod experiments;
 mod log;
 pub mod monitor;
 pub mod netns;
+mod pulse;
 pub mod results;
 pub mod topology;

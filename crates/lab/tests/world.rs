@@ -81,6 +81,7 @@ fn trial(directory: &Path) -> Trial {
         analyses: Vec::new(),
         shared: directory.join("shared"),
         timeout: LONG,
+        tolerated: Duration::from_micros(500),
         directory: directory.join("attempt"),
     }
 }
@@ -362,6 +363,50 @@ fn an_attempt_that_takes_too_long_is_ended_in_order() {
     assert_eq!(doing, "running the workloads endless");
     assert!(why.contains("longer than its timeout of 5 s"), "{why}");
     assert!(trial.directory.join("ended").exists());
+}
+
+/// The first process inside a world: it writes to the world's log, as does its parent outside.
+fn first_inside(directory: &Path) -> Option<u32> {
+    let log = fs::canonicalize(directory.join("world.log")).ok()?;
+    let writes = |pid: &u32| fs::read_link(format!("/proc/{pid}/fd/2")).is_ok_and(|to| to == log);
+    let both: BTreeSet<u32> = pids().filter(writes).collect();
+    let inner = both
+        .iter()
+        .find(|pid| parent(**pid).is_some_and(|pid| both.contains(&pid)));
+    inner.copied()
+}
+
+fn signal(name: &str, pid: u32) {
+    let mut kill = Command::new("kill");
+    let status = kill.args([&format!("-{name}"), &pid.to_string()]).status();
+    assert!(status.unwrap().success());
+}
+
+#[test]
+fn a_world_that_somebody_stopped_tells_for_how_long() {
+    let Some((_directory, mut trial)) = prepared() else {
+        return;
+    };
+    let kind = Kind::Request {
+        request: 10,
+        response: 10,
+        count: 30,
+        pause: Duration::from_millis(100),
+    };
+    trial.workloads = vec![workload("requests", kind)];
+    let report = thread::scope(|scope| {
+        let attempt = scope.spawn(|| attempt(&trial));
+        wait_for(|| trial.directory.join("logs/work:requests.log").exists());
+        let world = first_inside(&trial.directory).unwrap();
+        signal("STOP", world);
+        // Not to be right sooner: it is what is told.
+        thread::sleep(Duration::from_secs(2));
+        signal("CONT", world);
+        attempt.join().unwrap()
+    });
+    let health = &report.emulator;
+    assert!((1.9..60.0).contains(&health.stood_s), "{health:?}");
+    assert!(health.leapt_s < 1.0, "{health:?}");
 }
 
 #[test]

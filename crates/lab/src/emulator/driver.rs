@@ -101,7 +101,7 @@ impl Driver {
         recorder: Recorder,
         ports: Vec<Option<OwnedFd>>,
         control: Arc<Control>,
-        base: Instant,
+        (base, tolerated): (Instant, Duration),
     ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (port, fd) in ports.iter().enumerate() {
@@ -129,7 +129,7 @@ impl Driver {
             control,
             base,
             pace: Pace::default(),
-            lateness: Lateness::new(),
+            lateness: Lateness::new(tolerated),
             stalls: 0,
             flushed: 0,
             since: (0, Duration::ZERO, Machine::now()),
@@ -335,6 +335,7 @@ impl Driver {
             late_us_p50: self.lateness.quantile_us(0.5),
             late_us_p99: self.lateness.quantile_us(0.99),
             late_us_max: self.lateness.max_us(),
+            late_share: self.lateness.late_share(),
             released: self.lateness.count(),
             own_drops: self.network.own_drops() - drops,
             stalls: self.stalls,
@@ -343,6 +344,7 @@ impl Driver {
             load: machine.load,
             steal: machine.steal,
             cpu_pressure: machine.cpu_pressure,
+            ..EmulatorHealth::default()
         }
     }
 

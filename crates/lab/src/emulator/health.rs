@@ -6,7 +6,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::LazyLock,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use hdrhistogram::Histogram;
@@ -126,7 +126,8 @@ pub(super) fn rounded(mut health: EmulatorHealth) -> EmulatorHealth {
         &mut health.cpu_s,
         &mut health.steal,
     ];
-    for figure in figures.into_iter().chain(&mut health.cpu_pressure) {
+    let unknown = [&mut health.late_share, &mut health.cpu_pressure];
+    for figure in figures.into_iter().chain(unknown.into_iter().flatten()) {
         *figure = (*figure * 1e6).round() / 1e6;
     }
     health
@@ -135,19 +136,25 @@ pub(super) fn rounded(mut health: EmulatorHealth) -> EmulatorHealth {
 /// The latest that a packet is told to have left, in nanoseconds: an hour.
 const LATEST: u64 = 3_600_000_000_000;
 
-/// How late packets left: quantiles to two digits, the maximum exactly.
+/// How late packets left: quantiles to two digits, the maximum and what is called late exactly.
 #[derive(Clone, Debug)]
 pub(super) struct Lateness {
     counts: Histogram<u64>,
     max: u64,
+    /// Nanoseconds from which on a packet is called late, and how many were later.
+    tolerated: u64,
+    late: u64,
 }
 
 impl Lateness {
-    pub(super) fn new() -> Self {
+    /// Nothing yet. A packet that leaves later than `tolerated` is called late.
+    pub(super) fn new(tolerated: Duration) -> Self {
         let counts = Histogram::new_with_max(LATEST, 2);
         Self {
             counts: counts.expect("two digits of an hour can be counted"),
             max: 0,
+            tolerated: u64::try_from(tolerated.as_nanos()).unwrap_or(u64::MAX),
+            late: 0,
         }
     }
 
@@ -155,12 +162,20 @@ impl Lateness {
     pub(super) fn clear(&mut self) {
         self.counts.reset();
         self.max = 0;
+        self.late = 0;
     }
 
     /// A packet left this many nanoseconds late.
     pub(super) fn record(&mut self, ns: u64) {
         self.counts.saturating_record(ns);
         self.max = self.max.max(ns);
+        self.late += u64::from(ns > self.tolerated);
+    }
+
+    /// The share of the packets that is called late; `None` if there was no packet.
+    pub(super) fn late_share(&self) -> Option<f64> {
+        let count = self.count();
+        (count > 0).then(|| self.late as f64 / count as f64)
     }
 
     /// How many were recorded.
@@ -181,9 +196,9 @@ impl Lateness {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+
+    const TOLERATED: Duration = Duration::from_micros(500);
 
     #[test]
     fn load_and_steal_are_read_from_what_the_kernel_says() {
@@ -229,7 +244,7 @@ mod tests {
 
     #[test]
     fn quantiles_are_those_of_what_was_recorded() {
-        let mut lateness = Lateness::new();
+        let mut lateness = Lateness::new(TOLERATED);
         (1..=1000).for_each(|us| lateness.record(us * 1000));
         for (share, expected) in [(0.5, 500.0), (0.99, 990.0)] {
             let quantile = lateness.quantile_us(share);
@@ -246,6 +261,20 @@ mod tests {
             ),
             (1000.0, 1000.0, 1000)
         );
-        assert_eq!(Lateness::new().quantile_us(0.5), 0.0);
+        assert_eq!(Lateness::new(TOLERATED).quantile_us(0.5), 0.0);
+    }
+
+    #[test]
+    fn late_is_what_left_later_than_is_tolerated_to_the_nanosecond() {
+        let mut lateness = Lateness::new(TOLERATED);
+        assert_eq!(lateness.late_share(), None, "nothing left");
+        // Quantiles of two digits would call all of them 0.5 ms late.
+        [499_999, 500_000, 500_001, 501_000]
+            .into_iter()
+            .for_each(|ns| lateness.record(ns));
+        assert_eq!(lateness.late_share(), Some(0.5));
+        lateness.clear();
+        lateness.record(1);
+        assert_eq!(lateness.late_share(), Some(0.0));
     }
 }

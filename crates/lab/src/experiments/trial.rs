@@ -33,6 +33,8 @@ pub struct Trial {
     pub shared: PathBuf,
     /// After so long the attempt has failed.
     pub timeout: Duration,
+    /// A packet that leaves the emulator later than this is counted as late.
+    pub tolerated: Duration,
     /// An empty directory for this attempt's files: subjects' state, logs, captures, qlogs.
     pub directory: PathBuf,
 }
@@ -176,6 +178,8 @@ pub struct EmulatorHealth {
     pub late_us_p99: f64,
     /// The latest.
     pub late_us_max: f64,
+    /// The share of the packets that left later than the trial tolerates; `None` if none left, or an older program did not count them.
+    pub late_share: Option<f64>,
     /// Packets released.
     pub released: u64,
     /// Packets that the emulator itself lost (a full TUN, its memory limit) or could not record (a full or slow disk): must be 0.
@@ -193,4 +197,8 @@ pub struct EmulatorHealth {
     /// Share of the time in which something that was ready to run waited for a processor (`some` of Linux's pressure stall information);
     /// `None` if the kernel does not tell.
     pub cpu_pressure: Option<f64>,
+    /// The longest time in seconds for which the lab itself stood still, at any point of the attempt: the machine slept, or somebody stopped it.
+    pub stood_s: f64,
+    /// The largest leap of the machine's clock in seconds meanwhile, forwards or back.
+    pub leapt_s: f64,
 }

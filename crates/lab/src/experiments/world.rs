@@ -27,12 +27,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     errors::{Complaint, Failure},
-    experiments::trial::{Key, Outcome, Report, Trial},
+    experiments::trial::{EmulatorHealth, Key, Outcome, Report, Trial},
     log::tail,
     netns::{
         Lab,
+        process::has_stopped_child,
         user::{PARENT, THIS_PROGRAM},
     },
+    pulse::{Moment, Pulse},
     topology::{Direction, Link, Node, Topology},
 };
 
@@ -78,6 +80,9 @@ const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// How often one looks whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// Of so many looks one is whether somebody has stopped it.
+const LOOKS: u32 = 4;
 
 /// How long a world may take to end after its answer, or when nobody wants it any more.
 const CLEARING: Duration = Duration::from_secs(60);
@@ -144,6 +149,7 @@ fn empty(directory: &Path) -> Trial {
         analyses: Vec::new(),
         shared: directory.join("shared"),
         timeout: Duration::from_secs(20),
+        tolerated: Duration::from_micros(500),
         directory: directory.into(),
     }
 }
@@ -187,7 +193,8 @@ impl World {
         let mut child = self.start(&log).map_err(starting)?;
         let (stdin, answers) = order(&mut child, trial).map_err(starting)?;
         let limit = trial.timeout.min(FOREVER) + GRACE;
-        let waited = wait(&answers, began + limit, unwanted);
+        let mut still = Still::begin(child.id());
+        let waited = wait(&answers, began + limit, &mut still, unwanted);
         let ended = end(child, stdin, &waited).map_err(starting)?;
         let outcome = match waited {
             Waited::Answered(bytes) => match serde_json::from_slice(&bytes) {
@@ -204,7 +211,9 @@ impl World {
             ),
             Waited::Unwanted => failed("running the world", "interrupted", ""),
         };
-        Ok(blank(outcome, began))
+        let mut report = blank(outcome, began);
+        still.tell(&mut report.emulator);
+        Ok(report)
     }
 
     fn start(&self, log: &Path) -> io::Result<Child> {
@@ -254,8 +263,53 @@ fn order(child: &mut Child, trial: &Trial) -> io::Result<(Option<ChildStdin>, Re
     Ok((stdin, told))
 }
 
-fn wait(answers: &Receiver<Vec<u8>>, deadline: Instant, unwanted: &dyn Fn() -> bool) -> Waited {
+/// Whether somebody stood still while an answer was waited for: this process, or the world. A world that answers tells itself.
+struct Still {
+    world: u32,
+    pulse: Pulse,
+    looks: u32,
+    /// When the world was looked at last, and how long it was seen stopped.
+    looked: Instant,
+    stopped: Duration,
+}
+
+impl Still {
+    fn begin(world: u32) -> Self {
+        Self {
+            world,
+            pulse: Pulse::begin(LOOK, Moment::now()),
+            looks: 0,
+            looked: Instant::now(),
+            stopped: Duration::ZERO,
+        }
+    }
+
+    fn look(&mut self) {
+        self.pulse.beat(Moment::now());
+        self.looks += 1;
+        if self.looks.is_multiple_of(LOOKS) {
+            let since = self.looked.elapsed();
+            self.looked = Instant::now();
+            if has_stopped_child(self.world) {
+                self.stopped += since;
+            }
+        }
+    }
+
+    fn tell(&self, health: &mut EmulatorHealth) {
+        self.pulse.tell(health);
+        health.stood_s = health.stood_s.max(self.stopped.as_secs_f64());
+    }
+}
+
+fn wait(
+    answers: &Receiver<Vec<u8>>,
+    deadline: Instant,
+    still: &mut Still,
+    unwanted: &dyn Fn() -> bool,
+) -> Waited {
     loop {
+        still.look();
         match answers.recv_timeout(LOOK) {
             Ok(bytes) => return Waited::Answered(bytes),
             Err(RecvTimeoutError::Disconnected) => return Waited::Answered(Vec::new()),
@@ -302,4 +356,43 @@ pub(super) fn dropped(lab: &Lab) -> u64 {
 pub(super) fn unix_now() -> f64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map(|since| since.as_secs_f64()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{Pid, Signal, kill_process};
+
+    use super::*;
+
+    #[test]
+    fn a_world_that_somebody_stopped_is_seen_by_who_waits_for_it() {
+        let mut world = Command::new("sh")
+            .args(["-c", "sleep 1000 & echo $!; wait"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut said = io::BufReader::new(world.stdout.take().unwrap());
+        io::BufRead::read_line(&mut said, &mut line).unwrap();
+        let first = Pid::from_raw(line.trim().parse().unwrap()).unwrap();
+        let mut still = Still::begin(world.id());
+        let mut look = || {
+            thread::sleep(LOOK / 10);
+            still.look();
+            let mut health = EmulatorHealth::default();
+            still.tell(&mut health);
+            (still.stopped, health.stood_s)
+        };
+        assert_eq!((0..10).map(|_| look().0).max(), Some(Duration::ZERO));
+        let children = format!("/proc/{0}/task/{0}/children", world.id());
+        if fs::exists(children).unwrap_or(false) {
+            kill_process(first, Signal::STOP).unwrap();
+            while look().0 < LOOK {}
+            assert!(look().1 >= LOOK.as_secs_f64());
+        } else {
+            tracing::warn!("skipped: this kernel does not tell of children");
+        }
+        kill_process(first, Signal::KILL).unwrap();
+        world.wait().unwrap();
+    }
 }

@@ -484,10 +484,30 @@ fn namespace(pid: &str) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/ns/pid")).ok()
 }
 
+/// Whether a child of that process was stopped by somebody; where the kernel does not tell of children, none was.
+pub(crate) fn has_stopped_child(pid: u32) -> bool {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    children
+        .unwrap_or_default()
+        .split_whitespace()
+        .any(|child| {
+            let status = fs::read_to_string(format!("/proc/{child}/status"));
+            status.is_ok_and(|status| matches!(state(&status), Some('T' | 't')))
+        })
+}
+
+/// Of `/proc/PID/status`.
+fn state(status: &str) -> Option<char> {
+    let state = status
+        .lines()
+        .find_map(|line| line.strip_prefix("State:"))?;
+    state.trim().chars().next()
+}
+
 /// Of `/proc/PID/status`; `None` if it has ended. Its pid here is the innermost of `NSpid`.
 fn parse_status(status: &str) -> Option<Other> {
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
-    let state = field("State:")?.trim().chars().next()?;
+    let state = state(status)?;
     let pid = field("NSpid:")?.split_whitespace().last()?.parse().ok()?;
     let name = field("Name:")?.trim().to_owned();
     (!matches!(state, 'Z' | 'X')).then_some(Other { pid, name })
@@ -509,6 +529,32 @@ mod tests {
     fn a_program_may_be_named_as_it_likes() {
         let stat = "7 (a) b) S 1 6 5 0 -1 4194560 1 2 3 4 11 12 13 14 20 0 1 0 9";
         assert_eq!(parse_stat(stat), Some((6, Duration::from_millis(270))));
+    }
+
+    #[test]
+    fn a_child_that_somebody_stopped_is_seen() {
+        let mut mother = Command::new("sh")
+            .args(["-c", "sleep 1000 & echo $!; wait"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let stdout = mother.stdout.take().unwrap();
+        io::BufRead::read_line(&mut io::BufReader::new(stdout), &mut line).unwrap();
+        let child = Pid::from_raw(line.trim().parse().unwrap()).unwrap();
+        let told = fs::exists(format!("/proc/{0}/task/{0}/children", mother.id()));
+        let until = |wanted| while has_stopped_child(mother.id()) != wanted {};
+        if told.unwrap_or(false) {
+            until(false);
+            kill_process(child, Signal::STOP).unwrap();
+            until(true);
+            kill_process(child, Signal::CONT).unwrap();
+            until(false);
+        } else {
+            println!("skipped: this kernel does not tell of children");
+        }
+        kill_process(child, Signal::KILL).unwrap();
+        mother.wait().unwrap();
     }
 
     #[test]

@@ -315,7 +315,7 @@ fn goal(data: &Data, finding: &Finding, ours: &Ours) -> Value {
         "lo": ours.low,
         "hi": ours.high,
         "n": ours.n,
-        "verdict": findings::outcome(finding, ours).words(),
+        "verdict": findings::judged(data, finding, ours).words(),
     });
     with(place(data, ours.place), more)
 }
@@ -329,6 +329,7 @@ fn place(data: &Data, place: GroupKey) -> Value {
         "subject": data.label(place.subject),
         "workload": measure.and_then(|measure| measure.workload.as_deref()),
         "metric": measure.map(|measure| measure.metric.as_str()),
+        "gate_open": data.campaign.gate.is_open(),
     })
 }
 

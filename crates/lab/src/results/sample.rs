@@ -289,6 +289,7 @@ pub(crate) mod examples {
             analyses: Vec::new(),
             shared: PathBuf::new(),
             timeout: Duration::from_secs(60),
+            tolerated: Duration::from_micros(500),
             directory: PathBuf::new(),
         }
     }

@@ -29,10 +29,10 @@ use crate::{
 pub const FILE: &str = "results.sqlite";
 
 /// Kept in `user_version`; older ones are brought up to it, others are refused.
-const VERSION: i64 = 4;
+const VERSION: i64 = 5;
 
 /// What makes a store of each version, from 1, one of the next.
-const UPGRADES: [&str; 3] = [
+const UPGRADES: [&str; 4] = [
     "ALTER TABLE attempt ADD COLUMN cpu_pressure REAL",
     "ALTER TABLE finding ADD COLUMN relative_to_case TEXT NOT NULL DEFAULT '{}';
      ALTER TABLE finding ADD COLUMN statistic TEXT;
@@ -40,6 +40,13 @@ const UPGRADES: [&str; 3] = [
     "ALTER TABLE link RENAME COLUMN octets TO bytes;
      UPDATE metric SET name = replace(name, 'octet', 'byte');
      UPDATE finding SET metric = replace(metric, 'octet', 'byte')",
+    // A 99th percentile of at most so much is one packet in a hundred that may be later.
+    "ALTER TABLE attempt ADD COLUMN late_share REAL;
+     ALTER TABLE attempt ADD COLUMN stood_s REAL NOT NULL DEFAULT 0;
+     ALTER TABLE attempt ADD COLUMN leapt_s REAL NOT NULL DEFAULT 0;
+     ALTER TABLE campaign ADD COLUMN families TEXT NOT NULL DEFAULT '{}';
+     INSERT INTO gate SELECT 'late_share', 0.01 FROM gate WHERE name = 'late_us_p99';
+     UPDATE gate SET name = 'late_us' WHERE name = 'late_us_p99'",
 ];
 
 /// How long a reader and the campaign wait for each other.
@@ -202,6 +209,8 @@ pub struct Campaign {
     pub planned: u64,
     /// Labels of the subjects, in the scenario's order.
     pub subjects: Vec<String>,
+    /// Labels that follow the case, each with what the scenario wrote: `hoplite-2` with `hoplite-{hops}`.
+    pub families: BTreeMap<String, String>,
     /// The points of the matrix, in the scenario's order.
     pub cases: Vec<BTreeMap<String, String>>,
     /// When the first run of it began, since 1970.
@@ -254,7 +263,7 @@ pub struct Machine {
 pub enum Verdict {
     /// Its figures count.
     Ok,
-    /// The emulator was late or lost packets: its figures are kept, and count nowhere.
+    /// The lab was late, lost packets or stood still: its figures are kept, and count nowhere.
     Invalid,
     /// It has no figures.
     Failed,
@@ -430,6 +439,7 @@ fn put_campaign(transaction: &Transaction<'_>, campaign: &Campaign) -> rusqlite:
             ("fingerprints", &json(&campaign.fingerprints)),
             ("planned", &whole(campaign.planned)),
             ("subjects", &json(&campaign.subjects)),
+            ("families", &json(&campaign.families)),
             ("cases", &json(&campaign.cases)),
             ("began", &campaign.began),
         ],
@@ -528,6 +538,10 @@ fn put_attempt(transaction: &Transaction<'_>, attempt: &Attempt) -> rusqlite::Re
             ("late_us_p50", &real(health.late_us_p50)),
             ("late_us_p99", &real(health.late_us_p99)),
             ("late_us_max", &real(health.late_us_max)),
+            (
+                "late_share",
+                &health.late_share.filter(|share| share.is_finite()),
+            ),
             ("released", &whole(health.released)),
             ("own_drops", &whole(health.own_drops)),
             ("stalls", &whole(health.stalls)),
@@ -540,6 +554,8 @@ fn put_attempt(transaction: &Transaction<'_>, attempt: &Attempt) -> rusqlite::Re
                 "cpu_pressure",
                 &health.cpu_pressure.filter(|share| share.is_finite()),
             ),
+            ("stood_s", &real(health.stood_s)),
+            ("leapt_s", &real(health.leapt_s)),
         ],
     )
 }

@@ -134,18 +134,34 @@ pub(crate) fn gate(root: Reader<'_>) -> Gate {
     let Some(gate) = root.table("gate") else {
         return standard;
     };
-    gate.only("late_us_p99 late_us_max steal cpu_pressure attempts retries");
+    gate.only(
+        "late_us late_share late_us_max late_us_p99 steal cpu_pressure frozen attempts retries",
+    );
+    if gate.table.node("late_us_p99").is_some() {
+        let allowed = "late_us, from which on a packet is late, and late_share, of the packets that may be: 1 % stands for the percentile";
+        gate.wrong(
+            "late_us_p99",
+            "the gate takes a share of late packets now",
+            allowed,
+        );
+    }
     let read = |key, fits: fn(&Value) -> Result<f64, Wrong>, standard| {
         gate.read(key, fits).unwrap_or(standard)
     };
     Gate {
-        late_us_p99: read("late_us_p99", units::number, standard.late_us_p99),
+        late_us: read("late_us", units::number, standard.late_us),
+        late_share: read("late_share", units::share, standard.late_share),
         late_us_max: read("late_us_max", units::number, standard.late_us_max),
         steal: read("steal", units::share, standard.steal),
         cpu_pressure: read("cpu_pressure", units::share, standard.cpu_pressure),
+        frozen: read("frozen", seconds, standard.frozen),
         attempts: gate.count("attempts", standard.attempts, 1, 100),
         retries: gate.count("retries", standard.retries, 0, 100),
     }
+}
+
+fn seconds(value: &Value) -> Result<f64, Wrong> {
+    units::duration(value).map(|time| time.as_secs_f64())
 }
 
 /// `[[analysis]]`

@@ -37,6 +37,7 @@ use crate::{
         process::{self, Other, others},
         user::{self, Entered, PARENT, enter},
     },
+    pulse::Beating,
 };
 
 /// Whether the answer was given: there is one only.
@@ -138,12 +139,16 @@ fn print(answer: &Answer) -> io::Result<()> {
 /// How long an orderly end may take after the time is up: daemons that do not listen are given 5 s, one after another.
 const ORDERLY_END: Duration = Duration::from_secs(25);
 
-/// Knows the time and what is being done.
+/// How often one looks whether this process still goes on.
+const PULSE: Duration = Duration::from_millis(50);
+
+/// Knows the time, what is being done, and whether the world stood still meanwhile.
 #[derive(Clone, Debug)]
 struct Watchdog {
     began: Instant,
     timeout: Duration,
     doing: Arc<Mutex<String>>,
+    pulse: Beating,
 }
 
 impl Watchdog {
@@ -152,6 +157,7 @@ impl Watchdog {
             began: Instant::now(),
             timeout,
             doing: Arc::default(),
+            pulse: Beating::start(PULSE, || {})?,
         };
         let watching = dog.clone();
         thread::Builder::new()
@@ -210,6 +216,7 @@ impl Watchdog {
         let mut report = blank(world::unix_now() - self.elapsed().as_secs_f64());
         report.outcome = self.too_late();
         report.took = self.elapsed().as_secs_f64();
+        self.pulse.so_far().tell(&mut report.emulator);
         let given = give(&Answer::Report(Box::new(report)));
         // Whoever works hangs; everything ends with PID 1.
         exit(i32::from(given.is_err()))
@@ -251,6 +258,7 @@ fn attempt(trial: &Trial, watchdog: &Watchdog) -> Result<Report, Failure> {
         report.outcome = failure;
     }
     report.took = watchdog.elapsed().as_secs_f64();
+    watchdog.pulse.so_far().tell(&mut report.emulator);
     Ok(report)
 }
 
@@ -264,6 +272,7 @@ fn start_emulator(trial: &Trial, tuns: Vec<Tun>) -> Result<emulator::Running, Fa
         seed: trial.seed,
         directory: trial.directory.clone(),
         record: trial.record.clone(),
+        tolerated: trial.tolerated,
     };
     let ports = tuns.into_iter().map(port).collect();
     let addresses = trial.topology.addresses();

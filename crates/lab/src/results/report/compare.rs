@@ -162,9 +162,10 @@ fn pairs(data: &Data, judgement: &Judgement) -> Vec<Pair> {
     let mut pairs = Vec::new();
     for (measure, of) in data.measures.iter().enumerate() {
         for case in data.cases_of(measure) {
-            // What is not a key measure is told and not judged: each question more makes all answers less certain.
+            // What is not a key measure is told and not judged: each question more makes all answers less certain. Nothing is that passed an
+            // open gate.
             let better = of.meaning.better;
-            let better = if of.meaning.key {
+            let better = if of.meaning.key && !data.campaign.gate.is_open() {
                 better
             } else {
                 Better::Neither
@@ -395,6 +396,17 @@ mod tests {
                 .all(|summary| summary.interval.is_none())
         );
     }
+    #[test]
+    fn nobody_is_better_or_best_behind_an_open_gate() {
+        let mut data = data(&Example::default());
+        data.campaign.gate.late_share = 1.0;
+        let judgement = judge(&data, data.subject("native"));
+        assert!(!judgement.summaries.is_empty() && !judgement.ratios.is_empty());
+        let standings = judgement.ratios.values().map(|ratio| ratio.standing);
+        assert!(standings.into_iter().all(|one| one == Standing::Unjudged));
+        assert_eq!((judgement.best.len(), judgement.compared), (0, 0));
+    }
+
 
     #[test]
     fn the_same_campaign_is_judged_the_same_way() {

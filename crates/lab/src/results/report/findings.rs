@@ -34,6 +34,8 @@ pub(super) enum GoalOutcome {
     /// The figure is not, but a part of the interval.
     Unlikely,
     Missed,
+    /// The gate was open: the figures are no measurement.
+    Unjudged,
 }
 
 impl GoalOutcome {
@@ -43,12 +45,20 @@ impl GoalOutcome {
             Self::Likely => "met, not for certain",
             Self::Unlikely => "missed, not for certain",
             Self::Missed => "missed",
+            Self::Unjudged => "not judged",
         }
     }
 }
 
-/// Whether a goal is met.
-pub(super) fn outcome(finding: &Finding, ours: &Ours) -> GoalOutcome {
+/// Whether a goal is met by a figure of this campaign.
+pub(super) fn judged(data: &Data, finding: &Finding, ours: &Ours) -> GoalOutcome {
+    if data.campaign.gate.is_open() {
+        return GoalOutcome::Unjudged;
+    }
+    outcome(finding, ours)
+}
+
+fn outcome(finding: &Finding, ours: &Ours) -> GoalOutcome {
     let low = finding.low.unwrap_or(f64::NEG_INFINITY);
     let high = finding.high.unwrap_or(f64::INFINITY);
     let within = |value: f64| (low..=high).contains(&value);
@@ -219,11 +229,14 @@ pub(super) fn goals_section(source: &PageInput<'_>) -> String {
 fn goal_line(source: &PageInput<'_>, finding: &Finding) -> String {
     let mut ours = ours(source.data, source.judgement, finding);
     let unit = told_in(finding, &ours);
-    let met = ours.iter().filter(|ours| is_met(finding, ours)).count();
+    let is_met = |ours: &Ours| is_met(judged(source.data, finding, ours));
+    let met = ours.iter().filter(|ours| is_met(ours)).count();
+    let open = source.data.campaign.gate.is_open();
     let of = format!("{met} of {}", ours.len());
     // What is missed is what a reader looks for.
-    ours.sort_by_key(|ours| is_met(finding, ours));
-    let list: String = ours.iter().map(|ours| item(finding, ours, unit)).collect();
+    ours.sort_by_key(is_met);
+    let item = |ours: &Ours| item(judged(source.data, finding, ours), ours, unit);
+    let list: String = ours.iter().map(item).collect();
     let list = if ours.is_empty() {
         text_tag("span class=\"quiet\"", "not measured so far")
     } else {
@@ -234,21 +247,18 @@ fn goal_line(source: &PageInput<'_>, finding: &Finding) -> String {
         text_tag("td class=\"figure\"", &figure(finding, unit)),
         text_tag(
             "td class=\"figure\"",
-            if ours.is_empty() { "–" } else { &of },
+            if ours.is_empty() || open { "–" } else { &of },
         ),
         tag("td", &list),
     ])
 }
 
-fn is_met(finding: &Finding, ours: &Ours) -> bool {
-    matches!(
-        outcome(finding, ours),
-        GoalOutcome::Met | GoalOutcome::Likely
-    )
+fn is_met(outcome: GoalOutcome) -> bool {
+    matches!(outcome, GoalOutcome::Met | GoalOutcome::Likely)
 }
 
-fn item(finding: &Finding, ours: &Ours, unit: Unit) -> String {
-    let words = outcome(finding, ours).words();
+fn item(outcome: GoalOutcome, ours: &Ours, unit: Unit) -> String {
+    let words = outcome.words();
     let words = text_tag("span class=\"agrees\"", words);
     tag("li", &(told_ours(ours, unit) + &words))
 }
@@ -282,7 +292,7 @@ fn finding_line(source: &PageInput<'_>, finding: &Finding) -> String {
         Some(unit) => format!("{figure} {unit}"),
         None => figure,
     };
-    let comparable = foreign.is_none();
+    let comparable = foreign.is_none() && !source.data.campaign.gate.is_open();
     let one = |ours: &Ours| {
         let agrees = agrees(finding, ours).filter(|_| comparable);
         let agrees = agrees.map(|words| text_tag("span class=\"agrees\"", &words));

@@ -449,16 +449,20 @@ pub(super) fn lateness(data: &Data) -> Option<Scene> {
     (!points.is_empty()).then(|| cloud(title, &names, &points, (Unit::new("µs", 1.0), "Late")))
 }
 
+/// `–` where it is not known.
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "–".to_owned(), |share| digits(share * 100.0) + " %")
+}
+
 fn late(data: &Data, attempt: &Attempt) -> (f64, f64, String) {
     let health = &attempt.health;
     let hint = format!(
-        "p99 {} µs, at most {} µs, load {}, programs waited {} of the time",
+        "p99 {} µs, at most {} µs, {} late, load {}, programs waited {} of the time",
         digits(health.late_us_p99),
         digits(health.late_us_max),
+        percent(health.late_share),
         digits(health.load[0]),
-        health
-            .cpu_pressure
-            .map_or_else(|| "–".to_owned(), |share| digits(share * 100.0) + " %")
+        percent(health.cpu_pressure)
     );
     (
         attempt.began - data.campaign.began,

@@ -172,6 +172,7 @@ fn campaign(row: &Row<'_>) -> rusqlite::Result<Campaign> {
         fingerprints: json(row, "fingerprints")?,
         planned: whole(row, "planned")?,
         subjects: json(row, "subjects")?,
+        families: json(row, "families")?,
         cases: json(row, "cases")?,
         began: row.get("began")?,
         ..Campaign::default()
@@ -255,6 +256,7 @@ fn health(row: &Row<'_>) -> rusqlite::Result<EmulatorHealth> {
         late_us_p50: row.get("late_us_p50")?,
         late_us_p99: row.get("late_us_p99")?,
         late_us_max: row.get("late_us_max")?,
+        late_share: row.get("late_share")?,
         released: whole(row, "released")?,
         own_drops: whole(row, "own_drops")?,
         stalls: whole(row, "stalls")?,
@@ -263,6 +265,8 @@ fn health(row: &Row<'_>) -> rusqlite::Result<EmulatorHealth> {
         load: [row.get("load_before")?, row.get("load_after")?],
         steal: row.get("steal")?,
         cpu_pressure: row.get("cpu_pressure")?,
+        stood_s: row.get("stood_s")?,
+        leapt_s: row.get("leapt_s")?,
     })
 }
 

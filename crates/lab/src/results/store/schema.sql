@@ -12,6 +12,7 @@ CREATE TABLE campaign (
   fingerprints TEXT NOT NULL,           -- JSON object: subject to the SHA-256 of all its resolved cases
   planned     INTEGER NOT NULL,         -- repetitions of all cases and subjects, all shards
   subjects    TEXT NOT NULL,            -- JSON array of labels, in the scenario's order
+  families    TEXT NOT NULL DEFAULT '{}', -- JSON object: a label that follows the case, to what the scenario wrote (hoplite-{hops})
   cases       TEXT NOT NULL,            -- JSON array of objects, in the scenario's order
   began       REAL NOT NULL
 ) STRICT;
@@ -23,7 +24,7 @@ CREATE TABLE binary (
 ) STRICT;
 
 CREATE TABLE gate (
-  name        TEXT PRIMARY KEY,         -- late_us_p99, late_us_max, attempts, …
+  name        TEXT PRIMARY KEY,         -- late_us, late_share, attempts, …
   value       REAL NOT NULL
 ) STRICT;
 
@@ -81,6 +82,7 @@ CREATE TABLE attempt (
   late_us_p50 REAL NOT NULL,
   late_us_p99 REAL NOT NULL,
   late_us_max REAL NOT NULL,
+  late_share  REAL,                     -- of the packets, those later than the gate's late_us; NULL: none left, or an older program
   released    INTEGER NOT NULL,
   own_drops   INTEGER NOT NULL,
   stalls      INTEGER NOT NULL,
@@ -90,6 +92,8 @@ CREATE TABLE attempt (
   load_after  REAL NOT NULL,
   steal       REAL NOT NULL,
   cpu_pressure REAL,                    -- NULL: the kernel does not tell
+  stood_s     REAL NOT NULL DEFAULT 0,  -- the longest time for which the lab stood still
+  leapt_s     REAL NOT NULL DEFAULT 0,  -- the largest leap of the machine's clock
   PRIMARY KEY (run, number)
 ) STRICT;
 

@@ -24,6 +24,7 @@ fn campaign() -> Campaign {
         fingerprints: BTreeMap::from([("native".into(), "ab".into())]),
         planned: 6,
         subjects: vec!["native".into(), "hoplite".into()],
+        families: BTreeMap::from([("hoplite-2".into(), "hoplite-{hops}".into())]),
         cases: vec![case()],
         began: 1.5,
         binaries: vec![Binary {
@@ -32,7 +33,7 @@ fn campaign() -> Campaign {
             version: "0.1".into(),
         }],
         gate: Gate {
-            late_us_p99: 750.5,
+            late_us: 750.5,
             attempts: 3,
             ..Gate::default()
         },
@@ -67,6 +68,9 @@ fn attempt(run: &str, number: u32, verdict: Verdict) -> Attempt {
             released: 12,
             load: [0.5, 0.25],
             cpu_pressure: Some(0.125),
+            late_share: Some(0.25),
+            stood_s: 0.5,
+            leapt_s: 1.5,
             ..EmulatorHealth::default()
         },
     }
@@ -172,23 +176,35 @@ fn repetitions_that_did_not_go_well_can_be_taken_back_and_their_attempts_stay_co
 }
 
 #[test]
-fn a_store_of_the_first_version_is_read_and_does_not_know_of_waiting_for_processors() {
+fn a_store_of_the_first_version_is_read_and_does_not_know_what_was_not_recorded() {
     let directory = tempfile::tempdir().unwrap();
     let mut store = Store::write(directory.path()).unwrap();
     store.put_campaign(&campaign()).unwrap();
     store.finish(&finished(1, 1, Verdict::Ok)).unwrap();
     let older = "ALTER TABLE attempt DROP COLUMN cpu_pressure; ALTER TABLE finding DROP COLUMN relative_to_case;
         ALTER TABLE finding DROP COLUMN statistic; ALTER TABLE finding DROP COLUMN goal;
-        ALTER TABLE link RENAME COLUMN bytes TO octets; PRAGMA user_version = 1";
+        ALTER TABLE link RENAME COLUMN bytes TO octets; ALTER TABLE attempt DROP COLUMN late_share;
+        ALTER TABLE attempt DROP COLUMN stood_s; ALTER TABLE attempt DROP COLUMN leapt_s;
+        ALTER TABLE campaign DROP COLUMN families; DELETE FROM gate WHERE name IN ('late_share', 'frozen');
+        UPDATE gate SET name = 'late_us_p99' WHERE name = 'late_us'; PRAGMA user_version = 1";
     store.connection.execute_batch(older).unwrap();
     drop(store);
     for open in [Store::read, Store::write, Store::read] {
         let store = open(directory.path()).unwrap();
-        let finding = store.campaign().unwrap().unwrap().findings.remove(0);
+        let mut campaign = store.campaign().unwrap().unwrap();
+        let finding = campaign.findings.remove(0);
         assert_eq!((finding.statistic, finding.goal), (None, false));
+        // What was its 99th percentile is one packet in a hundred.
+        assert_eq!(
+            (campaign.gate.late_us, campaign.gate.late_share),
+            (750.5, 0.01)
+        );
+        assert_eq!(campaign.families.len(), 0);
         let attempts = store.attempts().unwrap();
         assert_eq!(attempts.len(), 1);
-        assert_eq!(attempts[0].health.cpu_pressure, None);
+        let health = &attempts[0].health;
+        assert_eq!((health.cpu_pressure, health.late_share), (None, None));
+        assert_eq!((health.stood_s, health.leapt_s), (0.0, 0.0));
     }
 }
 

@@ -72,8 +72,8 @@ impl Few {
 /// What happens during an attempt.
 pub(super) type Meanwhile = Box<dyn FnMut(&Trial)>;
 
-/// Says how each attempt ended: `o`k, `i`nvalid, `f`ailed, without a transfer that did not `b`reak, with `s`ome that broke, or `x` if it could
-/// not begin. Ok if nothing is said.
+/// Says how each attempt ended: `o`k, `i`nvalid, `f`ailed, failed in a fro`z`en lab, without a transfer that did not `b`reak, with `s`ome that
+/// broke, or `x` if it could not begin. Ok if nothing is said.
 #[derive(Default)]
 pub(super) struct Fake {
     pub(super) says: HashMap<String, String>,
@@ -145,7 +145,7 @@ fn leave_files(directory: &Path) {
 
 fn report(trial: &Trial, said: char) -> Report {
     let outcome = match said {
-        'f' => Outcome::Failed {
+        'f' | 'z' => Outcome::Failed {
             doing: "waiting for relay1".into(),
             why: "it ended".into(),
             log: "relay1 says why".into(),
@@ -176,7 +176,8 @@ fn report(trial: &Trial, said: char) -> Report {
             ..LinkCount::default()
         }],
         emulator: EmulatorHealth {
-            late_us_p99: if said == 'i' { 900.0 } else { 50.0 },
+            late_share: Some(if said == 'i' { 0.05 } else { 0.001 }),
+            stood_s: if said == 'z' { 40.0 } else { 0.0 },
             ..EmulatorHealth::default()
         },
         began: 1.0,
@@ -253,7 +254,7 @@ pub(super) fn soundly_done(out: &Path, few: &Few, fake: &Fake) {
         let numbers: Vec<_> = attempts.iter().map(|a| a.number).collect();
         assert_eq!(numbers, (1..=run.attempt).collect::<Vec<_>>());
         let verdict = |word| match word {
-            'i' => Verdict::Invalid,
+            'i' | 'z' => Verdict::Invalid,
             'f' | 'b' | 'x' => Verdict::Failed,
             _ => Verdict::Ok,
         };

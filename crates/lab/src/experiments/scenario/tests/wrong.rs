@@ -217,6 +217,16 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     ),
     (
         "[[subject]]",
+        "[gate]\nlate_us_p99 = 500\n[[subject]]",
+        "gate.late_us_p99: the gate takes a share of late packets now: late_us, from which on",
+    ),
+    (
+        "[[subject]]",
+        "[gate]\nfrozen = 3\n[[subject]]",
+        "gate.frozen: 3 is not a duration: a number with",
+    ),
+    (
+        "[[subject]]",
         "[[analysis]]\nanalysis = \"cascade\"\nlink = \"x\"\n[[subject]]",
         "analysis[0].link: there is no link \"x\": one of client-relay1",
     ),

@@ -135,6 +135,35 @@ fn how_long_programs_waited_for_a_processor_is_told_or_said_to_be_unknown() {
 }
 
 #[test]
+fn the_gate_is_told_with_its_share_of_late_packets() {
+    let page = render_example(&Example::default());
+    assert!(
+        page.contains("when more than 1.00 % of the packets left the emulator more than 500 µs later than planned"),
+        "{}",
+        page.split("An attempt is refused").nth(1).unwrap_or_default()
+    );
+    assert!(page.contains("of the packets were late (largest)"));
+    assert!(!page.contains("The validity gate was open"));
+}
+
+#[test]
+fn figures_behind_an_open_gate_are_shown_as_no_measurement() {
+    let mut data = data(&Example::default());
+    data.campaign.gate.late_share = 1.0;
+    let baseline = data.subject("native");
+    let page = render(&data, baseline);
+    check(&page);
+    let verdict = page.find("The validity gate was open").unwrap();
+    assert!(verdict < page.find("class=\"glance\"").unwrap());
+    for claim in ["★", "☆", "▼", "▲", "missed", "below</span>", "best in"] {
+        assert!(!page.contains(claim), "{claim}");
+    }
+    let goals = page.split("Beside what was asked").nth(2).unwrap();
+    let goals = goals.split("</section>").next().unwrap();
+    assert!(goals.contains(">not judged</span>"), "{goals}");
+}
+
+#[test]
 fn a_matrix_is_told_case_by_case() {
     let example = Example {
         hops: vec![1, 2],

@@ -49,12 +49,19 @@ pub(super) fn section(source: &PageInput<'_>) -> String {
     content
 }
 
+/// What stands above all figures that passed an open gate.
+pub(super) const OPEN: &str = "The validity gate was open: however late packets left, no attempt was refused. The figures show that something works. \
+     They are no measurement: nothing is compared, no goal is judged, and none of them is to be recorded.";
+
 fn statement(source: &PageInput<'_>) -> String {
     let data = source.data;
     let campaign = &data.campaign;
     let done = data.runs.len() as u64;
     let given_up: usize = data.counts.values().map(|counts| counts.given_up).sum();
     let mut words = Vec::new();
+    if campaign.gate.is_open() {
+        words.push(OPEN.to_owned());
+    }
     match campaign.planned.saturating_sub(done) {
         0 => words.push("All planned repetitions were run.".to_owned()),
         left => words.push(format!(
@@ -103,8 +110,14 @@ fn statement(source: &PageInput<'_>) -> String {
     }
     let gate = &campaign.gate;
     words.push(format!(
-        "An attempt is refused and repeated, at most {} times, when packets left the emulator later than planned by more than {} µs (99th percentile) or {} µs (any), when it lost packets of its own, when the machine's host took more than {} % of the time, or when programs waited for a processor in more than {} % of it.",
-        gate.attempts, digits(gate.late_us_p99), digits(gate.late_us_max), digits(gate.steal * 100.0), digits(gate.cpu_pressure * 100.0)
+        "An attempt is refused and repeated, at most {} times, when more than {} % of the packets left the emulator more than {} µs later than planned, or one of them more than {} µs, when it lost packets of its own, when the machine's host took more than {} % of the time, when programs waited for a processor in more than {} % of it, or when the lab stood still or its clock leapt for more than {} s.",
+        gate.attempts,
+        digits(gate.late_share * 100.0),
+        digits(gate.late_us),
+        digits(gate.late_us_max),
+        digits(gate.steal * 100.0),
+        digits(gate.cpu_pressure * 100.0),
+        digits(gate.frozen)
     ));
     text_tag("p", &words.join(" "))
 }
@@ -193,8 +206,10 @@ impl Accepted<'_> {
         quantile(&self.of(value), share).map_or_else(|| "–".to_owned(), digits)
     }
 
-    fn lateness(&self) -> [Fact; 3] {
+    fn lateness(&self) -> [Fact; 4] {
         let late = self.told(|attempt| Some(attempt.health.late_us_p99), 0.5);
+        let share = |attempt: &Attempt| Some(attempt.health.late_share? * 100.0);
+        let share = self.told(share, 1.0);
         let most = self.told(|attempt| Some(attempt.health.late_us_max), 1.0);
         let stalls = self.of(|attempt| Some(attempt.health.stalls as f64));
         let stalls: f64 = stalls.iter().sum();
@@ -203,6 +218,7 @@ impl Accepted<'_> {
                 format!("{late} µs"),
                 "median of the 99th percentiles of lateness",
             ),
+            (format!("{share} %"), "of the packets were late (largest)"),
             (format!("{most} µs"), "the latest packet of all"),
             (
                 format!("{stalls:.0}"),

@@ -1,7 +1,7 @@
 //! The verdict: a row for each measure that matters, a column for each subject. One case: its medians and ratios. Several: in how many
 //! of them a subject is better or worse, and by how much.
 
-use super::{PageInput, cases, chip, table};
+use super::{PageInput, cases, chip, table, validity::OPEN};
 use crate::results::{
     analysis::statistics::sorted,
     report::{
@@ -25,7 +25,12 @@ pub(super) fn section(source: &PageInput<'_>) -> String {
     }
     let head = head(data, source.judgement, &data.run_families());
     let rows = measures.iter().map(|measure| line(source, *measure));
-    sentence(source, &measures) + &table("table class=\"glance\"", &head, rows) + &legend(source)
+    let said = if data.campaign.gate.is_open() {
+        text_tag("p class=\"lead bad\"", OPEN)
+    } else {
+        sentence(source, &measures)
+    };
+    said + &table("table class=\"glance\"", &head, rows) + &legend(source)
 }
 
 /// Key measures that have values which differ at all.
@@ -401,8 +406,15 @@ fn against(source: &PageInput<'_>, measures: &[usize], family: usize) -> String 
         (Standing::Worse, format!("worse than {}", escape(baseline))),
         (Standing::Same, "no difference seen".to_owned()),
         (Standing::TooFew, "too few repetitions to say".to_owned()),
+const RATIO: &str =
+    "× is the ratio of medians (of means where a row says so) over the same repetitions.";
+
     ];
     let told = kinds.into_iter().filter_map(|(kind, words)| {
+    if source.data.campaign.gate.is_open() {
+        let text = format!("{RATIO} The range under it is the 95 % interval.");
+        return text_tag("p class=\"note\"", &text);
+    }
         let count = standings
             .iter()
             .filter(|standing| **standing == kind)
@@ -431,7 +443,7 @@ fn legend(source: &PageInput<'_>) -> String {
     tag(
         "p class=\"note\"",
         &format!(
-            "{against}× is the ratio of medians (of means where a row says so) over the same repetitions. ★ best of its row and significantly ahead of the next, ☆ best median only. \
+            "{against}{RATIO} ★ best of its row and significantly ahead of the next, ☆ best median only. \
          The range under it is the 95 % interval. {correction}"
         ),
     )
