@@ -17,20 +17,35 @@ use crate::{
     experiments::trial::{Analysis, Report, Trial},
 };
 
+/// What records come to.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Analysed {
+    /// Figures by name.
+    Figures(Vec<(String, f64)>),
+    /// They are of something else than what is analysed, in which the subject was free: why, in words. Another attempt may be like it.
+    Unlike(String),
+}
+
 /// The figures of a repetition that its trial asks for, by name.
 ///
 /// # Errors
 /// The capture or the qlogs are missing, are broken, or do not belong together.
-pub fn analyse(trial: &Trial, report: &Report) -> Result<Vec<(String, f64)>, Failure> {
+pub fn analyse(trial: &Trial, report: &Report) -> Result<Analysed, Failure> {
     let mut figures = Vec::new();
     for analysis in &trial.analyses {
         let seen = Vantage::of(trial, analysis)?;
-        figures.extend(match analysis {
+        let found = match analysis {
             Analysis::Cascade { .. } => cascade::of_files(&seen, &trial.directory.join("qlog"))?,
-            Analysis::Fingerprint { .. } => fingerprint::of_files(&seen, began(report))?,
-        });
+            Analysis::Fingerprint { .. } => {
+                Analysed::Figures(fingerprint::of_files(&seen, began(report))?)
+            }
+        };
+        match found {
+            Analysed::Figures(found) => figures.extend(found),
+            unlike @ Analysed::Unlike(_) => return Ok(unlike),
+        }
     }
-    Ok(figures)
+    Ok(Analysed::Figures(figures))
 }
 
 /// When the first transfer began, in seconds since 1970.
@@ -102,7 +117,8 @@ const RAW: [u32; 2] = [101, 12];
 /// No packet is larger.
 const LARGEST: u32 = 1 << 18;
 
-/// Protocol number of UDP.
+/// Protocol numbers of TCP and UDP.
+const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 /// Bytes of a UDP header.
@@ -124,6 +140,8 @@ struct Captured {
     bytes: usize,
     /// Bytes of its UDP payload, if it is UDP.
     payload: Option<usize>,
+    /// Whether it is TCP.
+    tcp: bool,
 }
 
 impl Capture {
@@ -154,6 +172,13 @@ impl Capture {
     /// The bytes of all packets.
     fn bytes(&self) -> usize {
         self.packets.iter().map(|packet| packet.bytes).sum()
+    }
+
+    /// The share of them that is TCP's.
+    fn tcp_share(&self) -> f64 {
+        let of = self.packets.iter().filter(|packet| packet.tcp);
+        let bytes: usize = of.map(|packet| packet.bytes).sum();
+        bytes as f64 / self.bytes().max(1) as f64
     }
 
     /// The UDP packets of one direction: their payloads' bytes and their times.
@@ -266,5 +291,6 @@ fn packet(data: &[u8], record: &Record, client: &[IpAddr; 2]) -> Option<Captured
         way,
         bytes,
         payload: payload.flatten(),
+        tcp: protocol == TCP,
     })
 }

@@ -23,7 +23,7 @@ use crate::{
         trial::{Report, Trial},
     },
     results::{
-        analysis::analyse,
+        analysis::{Analysed, analyse},
         metrics, parquet,
         store::{Attempt, Finished, Run, Store, Verdict},
     },
@@ -349,16 +349,105 @@ fn write_samples(path: &Path, trial: &Trial, report: &Report) -> Result<(), Fail
         .map_err(|error| io_failure("writing", path, &error))
 }
 
-/// Figures from captures and qlogs. An attempt whose records cannot be read has failed.
+/// Figures from captures and qlogs. An attempt whose records cannot be read has failed; one whose records are of something else than what is
+/// analysed is invalid. Those of an attempt that does not count may be as wrong as the rest of it: they decide nothing.
 fn analysed(trial: &Trial, report: Option<&Report>, validity: &mut Validity) -> Vec<(String, f64)> {
     let Some(report) = report.filter(|_| validity.verdict != Verdict::Failed) else {
         return Vec::new();
     };
-    match analyse(trial, report) {
-        Ok(figures) => figures,
-        Err(failure) => {
+    let found = analyse(trial, report);
+    let counts = validity.verdict == Verdict::Ok;
+    match found {
+        Ok(Analysed::Figures(figures)) => return figures,
+        Ok(Analysed::Unlike(why)) if counts => *validity = Validity::invalid(why),
+        Err(failure) if counts => {
             *validity = Validity::failed("analysing the records", &failure.to_string(), "");
-            Vec::new()
         }
+        Ok(Analysed::Unlike(_)) | Err(_) => {}
+    }
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::{
+        experiments::trial::Analysis,
+        results::sample::examples::{bulk, report, trial},
+        topology::{Direction, Link, Node, Topology},
+    };
+
+    /// An attempt whose end-to-end connection was QUIC, and of whose link all packets are `protocol`'s.
+    fn recorded(directory: &Path, protocol: u8) -> Trial {
+        let link = Link {
+            name: "access".into(),
+            ..Link::between("client", "server", &Direction::default())
+        };
+        let head = concat!(
+            "\u{1e}{\"trace\":{\"common_fields\":{\"reference_time\":{\"wall_clock_time\":\"2026-11-21T10:00:00.000000Z\"}},",
+            "\"vantage_point\":{\"name\":\"end\",\"type\":\"client\"}}}\n"
+        );
+        let qlog = directory.join("qlog/work:get");
+        fs::create_dir_all(&qlog).unwrap();
+        fs::write(qlog.join("end.sqlog"), head).unwrap();
+        let mut packet = [0; 28];
+        (packet[0], packet[9]) = (0x45, protocol);
+        packet[12..16].copy_from_slice(&[10, 77, 0, 1]);
+        let file = [0xa1b2_3c4d_u32, 0x0004_0002, 0, 0, 262_144, 101];
+        let record = [1_795_255_200, 0, 28, 1500];
+        let numbers = file.iter().chain(&record);
+        let mut pcap: Vec<u8> = numbers.flat_map(|number| number.to_le_bytes()).collect();
+        pcap.extend(packet);
+        fs::create_dir_all(directory.join("pcap")).unwrap();
+        fs::write(directory.join("pcap/access.pcap"), pcap).unwrap();
+        Trial {
+            topology: Topology {
+                nodes: ["client", "server"].map(Node::host).into(),
+                links: vec![link],
+            },
+            analyses: vec![Analysis::Cascade {
+                link: "access".into(),
+            }],
+            directory: directory.to_owned(),
+            ..trial(vec![bulk("get", 1)])
+        }
+    }
+
+    fn of(protocol: u8, before: &Validity) -> Validity {
+        let directory = tempfile::tempdir().unwrap();
+        let trial = recorded(directory.path(), protocol);
+        let mut validity = before.clone();
+        let figures = analysed(&trial, Some(&report(Vec::new())), &mut validity);
+        assert!(figures.is_empty(), "{figures:?}");
+        validity
+    }
+
+    #[test]
+    fn an_attempt_in_which_tcp_won_the_race_to_a_relay_is_invalid_and_one_without_records_failed() {
+        let fine = Validity {
+            verdict: Verdict::Ok,
+            why: String::new(),
+            log: String::new(),
+        };
+        let over_tcp = of(6, &fine);
+        assert_eq!(over_tcp.verdict, Verdict::Invalid);
+        assert!(
+            over_tcp
+                .why
+                .starts_with("TCP won the race to a relay: hop 1"),
+            "{}",
+            over_tcp.why
+        );
+        let unknown = of(17, &fine);
+        assert_eq!(unknown.verdict, Verdict::Failed);
+        assert!(unknown.why.contains("are in no qlog"), "{}", unknown.why);
+    }
+
+    #[test]
+    fn records_of_an_attempt_that_does_not_count_decide_nothing() {
+        let late = Validity::invalid("packets left late".into());
+        assert_eq!([of(6, &late), of(17, &late)], [late.clone(), late]);
     }
 }

@@ -37,6 +37,15 @@ impl Validity {
             log: log.to_owned(),
         }
     }
+
+    /// Its figures count nowhere.
+    pub(crate) fn invalid(why: String) -> Self {
+        Self {
+            verdict: Verdict::Invalid,
+            why,
+            log: String::new(),
+        }
+    }
 }
 
 /// Judges a report of these workloads. What fails while the lab stands still says nothing of the subject: such an attempt is invalid.
@@ -67,15 +76,6 @@ fn failure(report: &Report, workloads: &[workload::Plan]) -> Option<Validity> {
     if let Outcome::Failed { doing, why, log } = &report.outcome {
         return Some(Validity::failed(doing, why, log));
     }
-}
-
-/// What was being done and why it came to nothing, if no transfer of a workload succeeded. One whose transfers failed in part has figures, and
-/// the share of those that failed is one of them.
-fn fruitless(
-    plan: &workload::Plan,
-    report: &Report,
-    wholes: &[WholeTransfer],
-) -> Option<(String, String)> {
     let wholes = whole_transfers(&report.transfers);
     let mut needed = workloads.iter().filter(|plan| !plan.may_fail);
     let (doing, why) = needed.find_map(|plan| fruitless(plan, report, &wholes))?;
@@ -94,6 +94,15 @@ fn frozen(health: &EmulatorHealth, gate: &Gate) -> Vec<String> {
         told("the machine's clock leapt by", health.leapt_s),
     ];
     reasons.into_iter().flatten().collect()
+}
+
+/// What was being done and why it came to nothing, if no transfer of a workload succeeded. One whose transfers failed in part has figures, and
+/// the share of those that failed is one of them.
+fn fruitless(
+    plan: &workload::Plan,
+    report: &Report,
+    wholes: &[WholeTransfer],
+) -> Option<(String, String)> {
     let own = || wholes.iter().filter(|whole| whole.workload == plan.name);
     let (count, fruitless) = (own().count(), own().all(|whole| whole.failed));
     let error = most_frequent(plan, report).filter(|_| fruitless)?;
@@ -322,6 +331,11 @@ mod tests {
         report.emulator.stood_s = 130.0;
         let validity = judge(&report, &[bulk("download", 1)], &Gate::default());
         assert_eq!(validity.verdict, Verdict::Invalid);
+        assert!(
+            validity.why.contains("its only transfer failed"),
+            "{}",
+            validity.why
+        );
     }
 
     /// A report in which the transfers of `download` ended so; `None` went well.
@@ -331,11 +345,6 @@ mod tests {
         report.transfers = numbered
             .map(|(error, number)| {
                 let mut transfer = transfer("download", number, 0);
-        assert!(
-            validity.why.contains("its only transfer failed"),
-            "{}",
-            validity.why
-        );
                 transfer.error = error.map(|kind| TransferError {
                     kind: kind.into(),
                     why: format!("{kind} in words"),

@@ -15,6 +15,9 @@
 //!   nothing is left.
 //!
 //! What is lost on the way after the capture is counted; what is lost before it is not.
+//!
+//! A path of which a hop runs over TLS and TCP, because that won the race to its relay, has no QUIC there whose acknowledgements could be counted:
+//! the attempt is another experiment than the one that was asked for, through no fault of the subject, and is said to be so ([`Analysed::Unlike`]).
 
 mod matching;
 mod qlog;
@@ -23,13 +26,19 @@ use std::path::Path;
 
 use self::{
     matching::{Content, Matched},
-    qlog::{Frame, Layers, Packet},
+    qlog::{Frame, Layers, Packet, Unread},
 };
-use super::{Capture, PacketDirection, Vantage};
+use super::{Analysed, Capture, PacketDirection, Vantage};
 use crate::errors::Failure;
 
 /// Of the bytes on the link this many may be unexplained by the qlogs before the analysis refuses.
 const MOST_UNMATCHED: f64 = 0.05;
+
+/// Where more of the bytes on the link are TCP's, hop 1 runs over TCP.
+const MOST_TCP: f64 = 0.5;
+
+/// Where more of the end-to-end packets went over streams of the last tunnel than in its datagrams, what is between the two runs over TCP.
+const MOST_IN_STREAMS: f64 = 0.5;
 
 const WAYS: [PacketDirection; 2] = [PacketDirection::Out, PacketDirection::In];
 
@@ -41,20 +50,59 @@ fn failed(why: impl std::fmt::Display, remedy: &str) -> Failure {
 }
 
 /// The figures of a repetition, by name; none of a subject without tunnels, which has no overhead to compare.
-pub(super) fn of_files(seen: &Vantage, qlogs: &Path) -> Result<Vec<(String, f64)>, Failure> {
-    let capture = seen.read()?;
-    let layers = Layers::read(qlogs)?;
-    let figures = figures(&capture, &layers)?;
-    Ok(if layers.hops() == 0 {
+pub(super) fn of_files(seen: &Vantage, qlogs: &Path) -> Result<Analysed, Failure> {
+    of_records(&seen.read()?, Layers::read(qlogs))
+}
+
+fn of_records(capture: &Capture, layers: Result<Layers, Unread>) -> Result<Analysed, Failure> {
+    // With an end-to-end connection over QUIC, TCP on the link is a tunnel's.
+    let over_tcp = capture.tcp_share() > MOST_TCP;
+    match layers {
+        Ok(_) | Err(Unread::NoHop(_)) if over_tcp => Ok(tcp_won("hop 1", &tcp_told(capture))),
+        // The client's process writes of all hops: one that it does not know of had no QUIC.
+        Err(Unread::NoHop(hop)) if hop > 1 => {
+            let seen = "it has no QUIC connection, and one further in has";
+            Ok(tcp_won(&format!("hop {hop}"), seen))
+        }
+        Err(unread) => Err(unread.into()),
+        Ok(layers) => of_layers(capture, &layers),
+    }
+}
+
+fn of_layers(capture: &Capture, layers: &Layers) -> Result<Analysed, Failure> {
+    let counts = counted(capture, layers);
+    let figures = figures(&counts)?;
+    // The link is explained, and what is in it is not in datagrams.
+    let in_streams = counts.in_streams_share();
+    if layers.hops() > 0 && in_streams > MOST_IN_STREAMS {
+        let share = 100.0 * in_streams;
+        let seen = format!("{share:.1} % of the end-to-end packets went over streams");
+        return Ok(tcp_won("a further hop", &seen));
+    }
+    Ok(Analysed::Figures(if layers.hops() == 0 {
         Vec::new()
     } else {
         figures
-    })
+    }))
 }
 
-fn figures(capture: &Capture, layers: &Layers) -> Result<Vec<(String, f64)>, Failure> {
+fn tcp_told(capture: &Capture) -> String {
+    let share = 100.0 * capture.tcp_share();
+    format!("{share:.1} % of the bytes on the link are TCP's")
+}
+
+fn tcp_won(hop: &str, seen: &str) -> Analysed {
+    Analysed::Unlike(format!(
+        "TCP won the race to a relay: {hop} did not run over QUIC ({seen}), so that there is no cascade to analyse"
+    ))
+}
+
+fn counted(capture: &Capture, layers: &Layers) -> CascadeCounts {
     let ways = WAYS.map(|way| Matched::new(capture, layers, way));
-    let counts = CascadeCounts::new(capture, layers, &ways);
+    CascadeCounts::new(capture, layers, &ways)
+}
+
+fn figures(counts: &CascadeCounts) -> Result<Vec<(String, f64)>, Failure> {
     if counts.unmatched_share() > MOST_UNMATCHED {
         let share = 100.0 * counts.unmatched_share();
         let why = format!(
@@ -63,7 +111,7 @@ fn figures(capture: &Capture, layers: &Layers) -> Result<Vec<(String, f64)>, Fai
         );
         return Err(failed(
             why,
-            "see that hop 1 runs over QUIC (else much is not UDP: on a slow machine TCP wins the race) and that all processes write qlog",
+            "see that all processes write qlog, and that nothing else uses the link",
         ));
     }
     Ok(counts.figures())
@@ -99,7 +147,8 @@ struct CascadeCounts {
     setup: usize,
     /// End-to-end packets with stream data.
     data_packets: usize,
-    /// End-to-end packets that no datagram carried.
+    /// End-to-end packets, and those of them that no datagram carried.
+    inner_packets: usize,
     in_streams: usize,
     /// ACK frames of each tunnel, and their bytes.
     ack_frames: Vec<usize>,
@@ -242,6 +291,7 @@ impl CascadeCounts {
             self.inner += packet.size + headers;
             self.in_streams += 1;
         }
+        self.inner_packets += packets.len();
         let has_data = |packet: &&Packet| packet.data && packet.frames.contains(&Frame::Stream);
         self.data_packets += packets.iter().filter(has_data).count();
     }
@@ -306,6 +356,10 @@ impl CascadeCounts {
 
     fn share(&self, bytes: f64) -> f64 {
         bytes / (self.total.max(1) as f64)
+    }
+
+    fn in_streams_share(&self) -> f64 {
+        self.in_streams as f64 / self.inner_packets.max(1) as f64
     }
 
     fn unmatched_share(&self) -> f64 {

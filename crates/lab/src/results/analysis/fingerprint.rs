@@ -295,6 +295,7 @@ mod tests {
             way: *way,
             bytes: *bytes,
             payload: None,
+            tcp: false,
         };
         Capture {
             packets: packets.iter().map(packet).collect(),

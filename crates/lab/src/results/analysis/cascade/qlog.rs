@@ -14,6 +14,33 @@ use crate::errors::Failure;
 /// Where to look when something is missing.
 const REMEDY: &str = "set [keep] qlog = true, and use a workload of kind http with version 3";
 
+/// Why there are no layers.
+#[derive(Debug)]
+pub(super) enum Unread {
+    /// One hop of those that the logs know has none.
+    NoHop(usize),
+    /// They cannot be read, or there is no end-to-end connection.
+    Failed(Failure),
+}
+
+impl From<Unread> for Failure {
+    fn from(unread: Unread) -> Self {
+        match unread {
+            Unread::NoHop(number) => {
+                let why = format!("there is no qlog of the connection to hop {number}");
+                failed(why, REMEDY)
+            }
+            Unread::Failed(failure) => failure,
+        }
+    }
+}
+
+impl From<Failure> for Unread {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
 /// The connections of a path as the client has them, hop 1 first, the end-to-end connection last.
 #[derive(Debug, Default)]
 pub(super) struct Layers(pub(super) Vec<Layer>);
@@ -72,7 +99,7 @@ impl Layers {
     }
 
     /// Reads all logs below a directory: one directory for each process.
-    pub(super) fn read(directory: &Path) -> Result<Self, Failure> {
+    pub(super) fn read(directory: &Path) -> Result<Self, Unread> {
         let mut logs = Vec::new();
         for process in entries(directory)? {
             if process.is_dir() {
@@ -84,12 +111,12 @@ impl Layers {
             let text = fs::read_to_string(path);
             text.map_err(|error| failed(format!("{}: {error}", path.display()), REMEDY))
         });
-        let texts: Vec<String> = texts.collect::<Result<_, _>>()?;
+        let texts: Vec<String> = texts.collect::<Result<_, Failure>>()?;
         Self::of(&texts)
     }
 
     /// Takes the texts of the logs, in any order.
-    pub(super) fn of(texts: &[String]) -> Result<Self, Failure> {
+    pub(super) fn of(texts: &[String]) -> Result<Self, Unread> {
         let (mut hops, mut inner) = (Vec::<Option<Layer>>::new(), None::<Layer>);
         for text in texts {
             let mut records = text
@@ -115,17 +142,14 @@ impl Layers {
                 reference.ok_or_else(|| failed("a qlog does not say when it began", REMEDY))?;
             place.get_or_insert_default().add(records, reference)?;
         }
-        hops.push(inner);
-        let missing = |place: usize| {
-            if place + 1 == hops.len() {
-                "there is no qlog of an end-to-end QUIC connection".to_owned()
-            } else {
-                format!("there is no qlog of the connection to hop {}", place + 1)
-            }
-        };
-        if let Some(place) = hops.iter().position(Option::is_none) {
-            return Err(failed(missing(place), REMEDY));
+        if inner.is_none() {
+            let why = "there is no qlog of an end-to-end QUIC connection";
+            return Err(failed(why, REMEDY).into());
         }
+        if let Some(place) = hops.iter().position(Option::is_none) {
+            return Err(Unread::NoHop(place + 1));
+        }
+        hops.push(inner);
         let mut layers: Vec<Layer> = hops.into_iter().flatten().collect();
         layers.iter_mut().for_each(Layer::sort);
         Ok(Self(layers))

@@ -109,7 +109,7 @@ fn capture(packets: &[(PacketDirection, usize)]) -> Capture {
 
 fn analysed(packets: &[(PacketDirection, usize)], logs: &[String]) -> BTreeMap<String, f64> {
     let layers = Layers::of(logs).unwrap();
-    figures(&capture(packets), &layers)
+    figures(&counted(&capture(packets), &layers))
         .unwrap()
         .into_iter()
         .collect()
@@ -555,7 +555,8 @@ fn other_traffic_on_the_link_counts_as_bytes_of_the_first_hop() {
     let addresses = [CLIENT.into(), IpAddr::from([0; 16])];
     let capture = Capture::parse(&mut Cursor::new(pcap(&packets)), &addresses).unwrap();
     let layers = Layers::of(&[qlog("h3", &INNER)]).unwrap();
-    let figures: BTreeMap<_, _> = figures(&capture, &layers).unwrap().into_iter().collect();
+    let figures = figures(&counted(&capture, &layers)).unwrap();
+    let figures: BTreeMap<_, _> = figures.into_iter().collect();
     assert_figures(
         &figures,
         &[
@@ -596,7 +597,8 @@ fn both_families_and_both_byte_orders_are_read() {
             time: 0.0,
             way,
             bytes,
-            payload
+            payload,
+            tcp: false
         }]
     );
     assert_eq!(capture.headers(), 48);
@@ -623,7 +625,7 @@ fn a_capture_that_is_cut_short_or_of_another_kind_is_refused() {
 
 #[test]
 fn a_missing_hop_and_a_missing_end_are_named() {
-    let error = |logs: &[String]| Layers::of(logs).unwrap_err().to_string();
+    let error = |logs: &[String]| Failure::from(Layers::of(logs).unwrap_err()).to_string();
     let two = qlog("hop2", &TUNNEL);
     assert!(error(&[two, qlog("h3", &INNER)]).contains("no qlog of the connection to hop 1"));
     assert!(error(&[qlog("hop1", &TUNNEL)]).contains("no qlog of an end-to-end"));
@@ -644,11 +646,91 @@ fn logs_of_servers_and_a_record_cut_short_are_left_out() {
 fn traffic_that_no_qlog_knows_is_refused() {
     let layers = Layers::of(&[qlog("h3", &INNER)]).unwrap();
     let strange = capture(&[(In, 1000), (Out, 40), (In, 555), (In, 556)]);
-    let error = figures(&strange, &layers).unwrap_err().to_string();
+    let error = of_records(&strange, Ok(layers)).unwrap_err().to_string();
     assert!(
         error.contains("are in no qlog (0.0 % are not UDP, 2 UDP packets on the link)"),
         "{error}"
     );
+}
+
+/// Ten packets of TCP, and a first one of UDP that nobody answered.
+fn tcp_on_the_link() -> Capture {
+    let (mut segment, _) = udp(Out, 0);
+    segment[9] = 6;
+    let segments = std::iter::repeat_n((segment, 1500), 10);
+    let packets: Vec<_> = [udp(Out, 1200)].into_iter().chain(segments).collect();
+    let addresses = [CLIENT.into(), IpAddr::from([0; 16])];
+    Capture::parse(&mut Cursor::new(pcap(&packets)), &addresses).unwrap()
+}
+
+fn unlike(capture: &Capture, logs: &[String]) -> String {
+    match of_records(capture, Layers::of(logs)).unwrap() {
+        Analysed::Unlike(why) => why,
+        Analysed::Figures(figures) => panic!("it was analysed: {figures:?}"),
+    }
+}
+
+#[test]
+fn a_first_hop_to_which_tcp_has_won_the_race_is_no_failure_of_the_subject() {
+    const CRYPTO: Framed = ("crypto", 1100, 1097);
+    // The connection over QUIC that came too late, if it was written down at all.
+    let late: [Sent<'_>; 1] = [(Out, 1200, &[CRYPTO])];
+    let end = || qlog("h3", &INNER);
+    for logs in [
+        vec![end()],
+        vec![qlog("hop1", &late), end()],
+        vec![qlog("hop2", &TUNNEL), end()],
+    ] {
+        let why = unlike(&tcp_on_the_link(), &logs);
+        assert!(
+            why.starts_with("TCP won the race to a relay: hop 1"),
+            "{why}"
+        );
+        assert!(
+            why.contains("92.4 % of the bytes on the link are TCP's"),
+            "{why}"
+        );
+    }
+}
+
+#[test]
+fn a_further_hop_to_which_tcp_has_won_the_race_is_no_tunnel_fewer() {
+    // Hop 1 over QUIC; what it carries are the streams of hop 2.
+    let outer: Vec<Sent<'_>> = TUNNEL
+        .iter()
+        .map(|(way, size, _)| (*way, size + 40, [DATA].as_slice()))
+        .collect();
+    let link = capture(&on_the_link(&outer));
+    let why = unlike(&link, &[qlog("hop1", &outer), qlog("h3", &INNER)]);
+    assert!(why.contains("a further hop"), "{why}");
+    assert!(why.contains("100.0 % of the end-to-end packets"), "{why}");
+    // Of three hops the second.
+    let logs = [
+        qlog("hop1", &outer),
+        qlog("hop3", &TUNNEL),
+        qlog("h3", &INNER),
+    ];
+    assert!(unlike(&link, &logs).contains("hop 2 did not run over QUIC"));
+}
+
+#[test]
+fn a_first_hop_without_a_qlog_on_a_link_without_tcp_is_a_failure() {
+    let link = capture(&on_the_link(&OUTER));
+    let layers = Layers::of(&[qlog("hop2", &TUNNEL), qlog("h3", &INNER)]);
+    let error = of_records(&link, layers).unwrap_err().to_string();
+    assert!(
+        error.contains("no qlog of the connection to hop 1"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_workload_over_tcp_is_a_mistake_of_the_scenario() {
+    let layers = Layers::of(&[qlog("hop1", &TUNNEL)]);
+    let error = of_records(&tcp_on_the_link(), layers)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("no qlog of an end-to-end"), "{error}");
 }
 
 #[test]
