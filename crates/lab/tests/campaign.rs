@@ -27,6 +27,7 @@ late_share = 1
 late_us_max = 1e9
 steal = 1
 cpu_pressure = 1
+frozen = "1h"
 [[host]]
 name = "client"
 [[host]]
@@ -169,7 +170,10 @@ fn a_campaign_measures_writes_its_report_and_has_nothing_left_to_do() {
     let ended = place.run();
     assert!(ended.status.success(), "{ended:?}");
     all_there_once(&place.out(), 3);
-    assert!(place.out().join("report.html").is_file());
+    let page = fs::read_to_string(place.out().join("report.html")).unwrap();
+    assert!(page.contains("The validity gate was open"));
+    let said = String::from_utf8(ended.stdout).unwrap();
+    assert!(said.contains("\"gate_open\":true"), "{said}");
     let again = String::from_utf8(place.run().stdout).unwrap();
     assert!(
         again.contains("\"there\":3") && !again.contains("\"event\":\"run\""),
@@ -237,6 +241,11 @@ fn a_subject_that_dies_fails_its_repetitions_alone_and_its_log_is_shown_and_kept
     assert!(
         said.contains("this is why") && said.contains("of 6 repetitions 3 failed"),
         "{said}"
+    );
+    let last = said.lines().last().unwrap();
+    assert!(
+        last.contains("refused 3 times or more: dying (9 attempts at 3 repetitions failed: "),
+        "{last}"
     );
     let store = Store::read(&place.out()).unwrap();
     for run in store.runs().unwrap() {

@@ -10,6 +10,7 @@ mod gate;
 mod identity;
 mod plan;
 mod progress;
+mod refused;
 mod shard;
 
 use std::{
@@ -31,7 +32,8 @@ pub use self::shard::merge;
 use self::{
     conduct::{Checkpoint, Conduct, Ended, Tally},
     plan::CampaignPlan,
-    progress::{Estimate, Progress},
+    progress::{Closing, Estimate, Progress},
+    refused::Refused,
 };
 pub(crate) use self::{
     directory::{Directory, Lock, entries, io_failure, remove, sync},
@@ -127,14 +129,20 @@ impl OpenCampaign {
         };
         let ended = conduct.all(execute)?;
         let (root, tally) = (conduct.directory.root(), conduct.tally);
+        let refused = refused::of(&conduct.store, &self.plan)?;
         if ended == Ended::Interrupted {
             return Err(interrupted(root, &tally));
         }
         let page = (around.report)(root);
         let path = page.as_deref().ok();
-        conduct.progress.done(root, &tally, path);
+        let closing = Closing {
+            tally: &tally,
+            refused: &refused,
+            open: self.plan.campaign.gate.is_open(),
+        };
+        conduct.progress.done(root, &closing, path);
         page?;
-        verdict(root, &tally)
+        verdict(root, &tally, &refused)
     }
 }
 
@@ -158,16 +166,19 @@ fn interrupted(root: &Path, tally: &Tally) -> Failure {
     )
 }
 
-/// One clear line when not everything is ok.
-fn verdict(root: &Path, tally: &Tally) -> Result<(), Failure> {
+/// One clear line when not everything is ok: who was refused, and why.
+fn verdict(root: &Path, tally: &Tally, refused: &[Refused]) -> Result<(), Failure> {
     if tally.failed + tally.invalid == 0 {
         return Ok(());
     }
     Err(Failure::new(
         format!("running {}", root.display()),
         format!(
-            "of {} repetitions {} failed and {} stayed invalid",
-            tally.of, tally.failed, tally.invalid
+            "of {} repetitions {} failed and {} stayed invalid{}",
+            tally.of,
+            tally.failed,
+            tally.invalid,
+            refused::told(refused)
         ),
         "see the table `attempt` in results.sqlite and the logs in runs/; the same command with --retry repeats them",
     ))

@@ -11,7 +11,12 @@ use std::{
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
-use super::{conduct::Tally, gate::Validity, plan::Planned};
+use super::{
+    conduct::Tally,
+    gate::Validity,
+    plan::Planned,
+    refused::{self, Refused},
+};
 use crate::{experiments::trial::Key, results::store::Verdict};
 
 /// Bytes of a failed attempt's log that are shown; the rest is in `runs/`.
@@ -25,6 +30,15 @@ pub(crate) struct Event<'a> {
     pub(crate) validity: &'a Validity,
     pub(crate) took: f64,
     pub(crate) left: Option<f64>,
+}
+
+/// What is to be said when all is over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Closing<'a> {
+    pub(crate) tally: &'a Tally,
+    pub(crate) refused: &'a [Refused],
+    /// Whether the gate was open: what was run is no measurement then.
+    pub(crate) open: bool,
 }
 
 /// Where it is shown.
@@ -104,25 +118,37 @@ impl Progress {
     }
 
     /// All repetitions are over.
-    pub(crate) fn done(&mut self, out: &Path, tally: &Tally, report: Option<&Path>) {
+    pub(crate) fn done(&mut self, out: &Path, closing: &Closing<'_>, report: Option<&Path>) {
+        let Closing {
+            tally,
+            refused,
+            open,
+        } = *closing;
         if let Self::Bar(bar) = self {
             bar.finish_and_clear();
+            let open = if open {
+                "; the validity gate was open: this is no measurement"
+            } else {
+                ""
+            };
             let text = format!(
-                "{} of {} repetitions ok, {} invalid, {} failed; {} attempts were invalid, {} failed",
+                "{} of {} repetitions ok, {} invalid, {} failed; {} attempts were invalid, {} failed{open}{}",
                 tally.ok,
                 tally.of,
                 tally.invalid,
                 tally.failed,
                 tally.invalid_attempts,
-                tally.failed_attempts
+                tally.failed_attempts,
+                refused::told(refused)
             );
             let place = report.unwrap_or(out).display();
-            speak(&mut io::stdout(), &format!("{text}\n{place}"));
+            speak(&mut io::stdout(), &format!("{place}\n{text}"));
             return;
         }
         self.line(&json!({
             "event": "done", "of": tally.of, "ok": tally.ok, "invalid": tally.invalid, "failed": tally.failed,
-            "invalid_attempts": tally.invalid_attempts, "failed_attempts": tally.failed_attempts, "out": out, "report": report,
+            "invalid_attempts": tally.invalid_attempts, "failed_attempts": tally.failed_attempts, "refused": refused,
+            "gate_open": open, "out": out, "report": report,
         }));
     }
 

@@ -118,6 +118,78 @@ fn a_repetition_that_is_never_believed_is_stored_as_invalid() {
 }
 
 #[test]
+fn what_fails_in_a_lab_that_stands_still_is_repeated_as_invalid_and_costs_no_retry() {
+    let out = place();
+    let few = Few::default();
+    let once = few.keys()[0].id();
+    let mut fake = Fake::saying(&[(&once, "zzzo")]);
+    run_in(out.path(), &few, &arguments(), &mut fake).unwrap();
+    soundly_done(out.path(), &few, &fake);
+    let attempts = open(out.path()).attempts_of(&once).unwrap();
+    let verdicts: Vec<_> = attempts.iter().map(|a| a.verdict.word()).collect();
+    assert_eq!(verdicts, ["invalid", "invalid", "invalid", "ok"]);
+    assert_eq!(
+        attempts[0].why,
+        "the lab stood still for 40.0 s, at most 1.0 s allowed; waiting for relay1: it ended"
+    );
+    assert_eq!(attempts[0].health.stood_s, 40.0);
+    let out = place();
+    let mut always = Fake::saying(&[(&once, "zzzzzzzz")]);
+    let ended = run_in(out.path(), &few, &arguments(), &mut always).unwrap_err();
+    assert!(
+        ended.to_string().contains("0 failed and 1 stayed invalid"),
+        "{ended}"
+    );
+}
+
+#[test]
+fn the_last_line_tells_who_was_refused_three_times_and_why() {
+    let few = Few::default();
+    let keys = few.keys();
+    let subject = |key: &Key| key.subject.clone();
+    let other = keys
+        .iter()
+        .position(|key| subject(key) != subject(&keys[0]));
+    let (bad, twice) = (keys[0].id(), keys[other.unwrap()].id());
+    // Two refusals are no news.
+    for (says, verdict) in [
+        ("fff", "failed"),
+        ("iiio", "invalid"),
+        ("iffio", "invalid or failed"),
+    ] {
+        let out = place();
+        let mut fake = Fake::saying(&[(&bad, says), (&twice, "iio")]);
+        let (to, said) = lines();
+        let ended = run_to(out.path(), &few, &arguments(), &mut fake, &|_| Ok(()), to);
+        let done = said().pop().unwrap();
+        assert_eq!(done["event"], "done");
+        let refused = done["refused"].as_array().unwrap();
+        assert_eq!(refused.len(), 1, "{done}");
+        assert_eq!(refused[0]["subject"], subject(&keys[0]));
+        let attempts = says.trim_end_matches('o').len();
+        assert_eq!(refused[0]["attempts"], attempts);
+        let why = refused[0]["why"].as_str().unwrap();
+        let cause = if says.starts_with('f') {
+            "waiting for relay1: it ended"
+        } else {
+            "packets left late: 5.00 %"
+        };
+        assert!(why.starts_with(cause), "{why}");
+        let Err(failure) = ended else {
+            assert_ne!(says, "fff");
+            continue;
+        };
+        let line = failure.to_string();
+        let told = format!("({attempts} attempts at one repetition {verdict}: {cause})");
+        assert!(
+            line.contains("1 failed and 0 stayed invalid; refused 3 times or more: "),
+            "{line}"
+        );
+        assert!(line.contains(&told), "{line}");
+    }
+}
+
+#[test]
 fn a_failed_attempt_is_retried_and_its_log_stays() {
     let out = place();
     let few = Few::default();
