@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::library::list;
 use self::{
-    document::{Complaints, Document, Wrong, meant, quoted},
+    document::{Complaints, Document, Item, Wrong, meant, quoted},
     expression::Scope,
     library::{Library, SCENARIOS},
     matrix::Case,
@@ -318,6 +318,12 @@ impl Scenario {
             .collect()
     }
 
+    /// Labels that follow the case, each with what is written: `hoplite-2` with `hoplite-{hops}`.
+    #[must_use]
+    pub fn families(&self) -> BTreeMap<String, String> {
+        self.checked.families.clone()
+    }
+
     /// How many keys there are.
     #[must_use]
     pub fn runs(&self) -> u64 {
@@ -359,6 +365,8 @@ pub(crate) struct Checked {
     pub(crate) cases: Vec<Case>,
     /// Labels of the subjects of each case.
     pub(crate) labels: Vec<Vec<String>>,
+    /// Labels that follow the case, with what is written.
+    families: BTreeMap<String, String>,
     /// By what `use` or `file` says.
     pub(crate) subjects: BTreeMap<String, SubjectFile>,
     traces: BTreeMap<String, Vec<u64>>,
@@ -404,6 +412,7 @@ pub(crate) fn read(
     check_runs(root, scenario.repetitions, &check.labels);
     text.clone_into(&mut scenario.source);
     let (labels, traces, others) = (check.labels, check.traces.into_inner(), check.others);
+    let families = check.families;
     let mut wrong = complaints.into_list();
     wrong.extend(others);
     if !wrong.is_empty() {
@@ -413,6 +422,7 @@ pub(crate) fn read(
         document,
         cases,
         labels,
+        families,
         subjects,
         traces,
     });
@@ -431,7 +441,7 @@ fn head(root: Reader<'_>, check: &Checker<'_>) -> Scenario {
         seed: root.count("seed", 1, 0, 1 << 53),
         gate: settings::gate(root),
         keep: settings::keep(root),
-        baseline: baseline(root, &check.labels),
+        baseline: baseline(root, check),
         source: String::new(),
         path: None,
         checked: Arc::default(),
@@ -458,8 +468,14 @@ fn check_runs(root: Reader<'_>, repetitions: u32, labels: &[Vec<String>]) {
     }
 }
 
-fn baseline(root: Reader<'_>, labels: &[Vec<String>]) -> Option<String> {
-    let known: BTreeSet<&str> = labels.iter().flatten().map(String::as_str).collect();
+/// A label, or what is written of one that follows the case: then each case has its own.
+fn baseline(root: Reader<'_>, check: &Checker<'_>) -> Option<String> {
+    if let Some(Item::Text(text)) = root.table.node("baseline").map(|node| &node.item)
+        && check.families.values().any(|written| written == text)
+    {
+        return Some(text.clone());
+    }
+    let known: BTreeSet<&str> = check.labels.iter().flatten().map(String::as_str).collect();
     root.read("baseline", |value| settings::label(value, &known))
 }
 
@@ -512,6 +528,8 @@ pub(crate) struct Checker<'a> {
     subjects: &'a BTreeMap<String, SubjectFile>,
     /// Labels of the subjects of each case.
     pub(crate) labels: Vec<Vec<String>>,
+    /// Labels that follow the case, with what is written.
+    families: BTreeMap<String, String>,
     /// Links of all cases.
     pub(crate) links: BTreeSet<String>,
     pub(crate) traces: RefCell<BTreeMap<String, Vec<u64>>>,
@@ -531,6 +549,7 @@ impl<'a> Checker<'a> {
             library,
             subjects,
             labels: Vec::new(),
+            families: BTreeMap::new(),
             links: BTreeSet::new(),
             traces: RefCell::default(),
             things: 0,
@@ -566,6 +585,12 @@ impl<'a> Checker<'a> {
             .sum();
         let (nodes, links) = (resolved.topology.nodes.len(), resolved.topology.links.len());
         self.things += 1 + nodes + links + resolved.workloads.len() + steps;
+        for used in &resolved.uses {
+            if let Some(written) = &used.written {
+                let family = self.families.entry(used.label.clone());
+                family.or_insert_with(|| written.clone());
+            }
+        }
         self.labels
             .push(resolved.uses.into_iter().map(|used| used.label).collect());
         self.links

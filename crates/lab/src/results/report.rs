@@ -100,7 +100,7 @@ fn make(directory: &Path, asked: Option<&str>) -> Result<(Data, Judgement, PathB
 fn baseline(data: &Data, asked: Option<&str>) -> Result<Option<usize>, Failure> {
     if let Some(asked) = asked {
         let subjects = data.subjects.join(", ");
-        let found = data.subject(asked).ok_or_else(|| {
+        let found = data.subject_or_family(asked).ok_or_else(|| {
             let remedy = format!("name one of {subjects}");
             let complaint = crate::errors::Complaint::new(
                 "taking --baseline",
@@ -115,7 +115,7 @@ fn baseline(data: &Data, asked: Option<&str>) -> Result<Option<usize>, Failure> 
         .campaign
         .baseline
         .as_deref()
-        .and_then(|name| data.subject(name));
+        .and_then(|name| data.subject_or_family(name));
     let native = || data.subject("native");
     let first = || (!data.subjects.is_empty()).then_some(0);
     Ok(named.or_else(native).or_else(first))
@@ -373,8 +373,10 @@ fn median(data: &Data, at: GroupKey, summary: &Summary) -> Value {
 
 fn ratio(data: &Data, judgement: &Judgement, at: GroupKey, found: &Ratio) -> Value {
     let comparison = &found.comparison;
+    let baseline = judgement.baseline;
+    let baseline = baseline.and_then(|subject| data.in_case((at.measure, at.case), subject));
     let more = json!({
-        "baseline": judgement.baseline.map(|baseline| data.label(baseline)),
+        "baseline": baseline.map(|baseline| data.label(baseline.subject)),
         "ratio": comparison.ratio,
         "lo": comparison.interval.map(|interval| interval.low),
         "hi": comparison.interval.map(|interval| interval.high),

@@ -56,6 +56,9 @@ pub(crate) fn extend(campaign: &mut Campaign, there: Campaign) {
     campaign.began = campaign.began.min(there.began);
     campaign.planned = campaign.planned.max(there.planned);
     campaign.repetitions = campaign.repetitions.max(there.repetitions);
+    for (label, written) in there.families {
+        campaign.families.entry(label).or_insert(written);
+    }
     for (subject, fingerprint) in there.fingerprints {
         campaign.fingerprints.entry(subject).or_insert(fingerprint);
     }

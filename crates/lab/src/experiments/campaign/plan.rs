@@ -100,6 +100,7 @@ fn about(scenario: &Scenario) -> Campaign {
         repetitions: scenario.repetitions,
         baseline: scenario.baseline.clone(),
         subjects: scenario.labels(),
+        families: scenario.families(),
         cases: scenario.cases(),
         gate: scenario.gate.clone(),
         findings: scenario.findings.clone(),

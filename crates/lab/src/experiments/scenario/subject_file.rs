@@ -443,6 +443,8 @@ pub(crate) struct Use {
     pub(crate) file: String,
     /// Its parameters.
     pub(crate) with: BTreeMap<String, Value>,
+    /// That name as it is written, if it follows the case: `hoplite-{hops}`.
+    pub(crate) written: Option<String>,
     /// Where it stands.
     pub(crate) at: usize,
 }
@@ -558,8 +560,13 @@ pub(crate) fn uses(root: Reader<'_>, subjects: &BTreeMap<String, SubjectFile>) -
             label,
             file,
             with: with(entry, subject),
+        let written = match entry.table.node("label").map(|node| &node.item) {
+            Some(Item::Text(text)) if *text != label => Some(text.clone()),
+            _ => None,
+        };
             at: entry.table.at,
         });
+            written,
     }
     uses
 }

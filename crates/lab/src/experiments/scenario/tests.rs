@@ -434,6 +434,19 @@ fn findings_stand_beside_the_cases_that_they_are_about() {
 }
 
 #[test]
+fn a_label_that_follows_the_case_is_known_by_what_is_written_and_may_be_the_baseline() {
+    let scenario = parse("f.toml", CHAIN).expect("valid");
+    let written = scenario.families();
+    assert!(
+        written.len() > 1 && written.values().all(|text| text == "other-{hops}"),
+        "{written:?}"
+    );
+    let text = CHAIN.replacen("name = ", "baseline = \"other-{hops}\"\nname = ", 1);
+    let scenario = parse("f.toml", &text).expect("valid");
+    assert_eq!(scenario.baseline.as_deref(), Some("other-{hops}"));
+}
+
+#[test]
 fn goals_are_bounds_and_follow_what_papers_found() {
     let goal = "[[goal]]\ntext = 'as fast alone'\nmetric = 'ttfb_s'\n";
     let text = format!(

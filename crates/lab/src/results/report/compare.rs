@@ -175,7 +175,8 @@ fn pairs(data: &Data, judgement: &Judgement) -> Vec<Pair> {
                 case,
                 subject,
             };
-            let baseline = judgement.baseline.map(here);
+            let baseline = judgement.baseline;
+            let baseline = baseline.and_then(|subject| data.in_case((measure, case), subject));
             let baseline = baseline.filter(|place| judgement.summaries.contains_key(place));
             let others = data.present(measure, case).into_iter().map(here);
             let to_baseline = baseline.into_iter().flat_map(|other| {
@@ -354,6 +355,31 @@ mod tests {
     }
 
     #[test]
+    fn a_baseline_whose_label_follows_the_case_is_each_cases_own() {
+        let data = data(&Example {
+            hops: vec![1, 3],
+            ..Example::default()
+        });
+        let judgement = judge(&data, data.subject_or_family("hoplite-{hops}"));
+        let measure = data
+            .measures
+            .iter()
+            .position(|measure| measure.metric == "ttlb_s")
+            .unwrap();
+        let tor = data.subject("tor").unwrap();
+        // Made up: tor takes 3.1 times as long as nobody, each hop 12 % more.
+        for (case, hops) in [1.0, 3.0].into_iter().enumerate() {
+            let ratio = judgement.ratios[&GroupKey {
+                measure,
+                case,
+                subject: tor,
+            }];
+            let (found, expected) = (ratio.comparison.ratio.unwrap(), 3.1 / (1.0 + 0.12 * hops));
+            assert!((found / expected - 1.0).abs() < 0.1, "{hops}: {found}");
+        }
+    }
+
+    #[test]
     fn more_goodput_is_better() {
         let data = data(&Example::default());
         let judgement = judge(&data, data.subject("tor"));
@@ -368,6 +394,17 @@ mod tests {
             subject: data.subject("native").unwrap(),
         };
         assert_eq!(judgement.ratios[&native].standing, Standing::Better);
+    }
+
+    #[test]
+    fn nobody_is_better_or_best_behind_an_open_gate() {
+        let mut data = data(&Example::default());
+        data.campaign.gate.late_share = 1.0;
+        let judgement = judge(&data, data.subject("native"));
+        assert!(!judgement.summaries.is_empty() && !judgement.ratios.is_empty());
+        let standings = judgement.ratios.values().map(|ratio| ratio.standing);
+        assert!(standings.into_iter().all(|one| one == Standing::Unjudged));
+        assert_eq!((judgement.best.len(), judgement.compared), (0, 0));
     }
 
     #[test]
@@ -396,17 +433,6 @@ mod tests {
                 .all(|summary| summary.interval.is_none())
         );
     }
-    #[test]
-    fn nobody_is_better_or_best_behind_an_open_gate() {
-        let mut data = data(&Example::default());
-        data.campaign.gate.late_share = 1.0;
-        let judgement = judge(&data, data.subject("native"));
-        assert!(!judgement.summaries.is_empty() && !judgement.ratios.is_empty());
-        let standings = judgement.ratios.values().map(|ratio| ratio.standing);
-        assert!(standings.into_iter().all(|one| one == Standing::Unjudged));
-        assert_eq!((judgement.best.len(), judgement.compared), (0, 0));
-    }
-
 
     #[test]
     fn the_same_campaign_is_judged_the_same_way() {

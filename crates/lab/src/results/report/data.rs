@@ -122,7 +122,8 @@ impl Data {
             &self.campaign.subjects,
             self.runs.iter().map(|run| &run.key.subject),
         );
-        (self.families, self.family) = families(&self.subjects, &self.runs);
+        (self.families, self.family) =
+            families(&self.subjects, &self.runs, &self.campaign.families);
         self.count();
         self.measures = measures(&metrics);
         self.sort_in(metrics);
@@ -244,6 +245,47 @@ impl Data {
         (0..self.subjects.len()).filter(has).collect()
     }
 
+    /// The subject of a family that has values of a measure in a case.
+    pub(super) fn member(
+        &self,
+        (measure, case): (usize, usize),
+        family: usize,
+    ) -> Option<GroupKey> {
+        let mut present = self.present(measure, case).into_iter();
+        let subject = present.find(|subject| self.series(*subject) == family)?;
+        Some(GroupKey {
+            measure,
+            case,
+            subject,
+        })
+    }
+
+    /// A subject in a case; one whose label follows the case has another label there.
+    pub(super) fn in_case(
+        &self,
+        (measure, case): (usize, usize),
+        subject: usize,
+    ) -> Option<GroupKey> {
+        let itself = GroupKey {
+            measure,
+            case,
+            subject,
+        };
+        if self.groups.contains_key(&itself) {
+            return Some(itself);
+        }
+        self.member((measure, case), self.series(subject))
+    }
+
+    /// The subject of that label, or the first one of that family.
+    pub(super) fn subject_or_family(&self, name: &str) -> Option<usize> {
+        let family = || {
+            let family = self.families.iter().position(|family| family == name)?;
+            self.family.iter().position(|of| *of == family)
+        };
+        self.subject(name).or_else(family)
+    }
+
     /// Cases that have values of a measure.
     pub(super) fn cases_of(&self, measure: usize) -> Vec<usize> {
         let places = self.groups.keys().filter(|place| place.measure == measure);
@@ -296,6 +338,11 @@ impl Data {
 
     pub(super) fn family_name(&self, family: usize) -> &str {
         self.families.get(family).map_or("?", String::as_str)
+    }
+
+    /// What the subject that ratios refer to is called: where its label follows the case, each case has its own of that family.
+    pub(super) fn baseline_name(&self, baseline: usize) -> &str {
+        self.family_name(self.series(baseline))
     }
 
     pub(super) fn label(&self, subject: usize) -> &str {
@@ -360,17 +407,20 @@ fn measures(metrics: &[(String, Metric)]) -> Vec<Measure> {
 }
 
 // Families: subjects that are one and the same but for a parameter: `hoplite-1` where `hops = 1` and `hoplite-2` where `hops = 2` are `hoplite-{hops}`.
-// A family keeps its colour and its column over all cases.
+// A family keeps its colour and its column over all cases, and what is compared across cases is compared within it.
 
-/// The families' names in the order of their first subjects, and each subject's family.
+/// The families' names in the order of their first subjects, and each subject's family: as the scenario wrote the label, or, where it did not, as
+/// what was run so far has it.
 pub(in crate::results::report) fn families(
     subjects: &[String],
     runs: &[Run],
+    written: &BTreeMap<String, String>,
 ) -> (Vec<String>, Vec<usize>) {
     let mut names: Vec<String> = Vec::new();
     let mut family = Vec::new();
     for subject in subjects {
-        let name = name(subject, runs);
+        let written = written.get(subject).cloned();
+        let name = written.unwrap_or_else(|| name(subject, runs));
         let place = names.iter().position(|other| *other == name);
         family.push(place.unwrap_or(names.len()));
         if place.is_none() {
@@ -479,7 +529,7 @@ mod tests {
             run("native", "2"),
         ];
         let subjects = ["native", "hoplite-1", "hoplite-2"].map(str::to_owned);
-        let (names, family) = families(&subjects, &runs);
+        let (names, family) = families(&subjects, &runs, &BTreeMap::new());
         assert_eq!(names, ["native", "hoplite-{hops}"]);
         assert_eq!(family, [0, 1, 1]);
     }
@@ -488,6 +538,31 @@ mod tests {
     fn a_number_that_only_looks_like_the_parameter_stays() {
         let runs = [run("h2-x", "2"), run("h2-x", "3"), run("http2", "2")];
         let subjects = ["h2-x", "http2"].map(str::to_owned);
-        assert_eq!(families(&subjects, &runs).0, ["h2-x", "http2"]);
+        let names = families(&subjects, &runs, &BTreeMap::new()).0;
+        assert_eq!(names, ["h2-x", "http2"]);
+    }
+
+    #[test]
+    fn what_the_scenario_wrote_folds_labels_however_little_was_run_and_whatever_else_has_their_value()
+     {
+        let case = |subject: &str, clients: &str, hops: &str| {
+            let mut run = run(subject, hops);
+            let more = ("clients".to_owned(), clients.to_owned());
+            run.key.case.extend([more]);
+            run
+        };
+        // So far hoplite-2 has met two clients only, and hoplite-3 nobody.
+        let runs = [case("hoplite-1", "1", "1"), case("hoplite-2", "2", "2")];
+        let subjects = ["hoplite-1", "hoplite-2", "hoplite-3"].map(str::to_owned);
+        let guessed = families(&subjects, &runs, &BTreeMap::new()).0;
+        assert_eq!(guessed, ["hoplite-{clients}", "hoplite-3"]);
+        let written = subjects
+            .clone()
+            .map(|label| (label, "hoplite-{hops}".to_owned()));
+        let (names, family) = families(&subjects, &runs, &written.into());
+        assert_eq!(
+            (names, family),
+            (vec!["hoplite-{hops}".to_owned()], vec![0; 3])
+        );
     }
 }

@@ -164,10 +164,8 @@ impl Asking<'_> {
             None => {
                 let mut case = self.data.cases.get(place.case)?.clone();
                 case.extend(self.finding.relative_to_case.clone());
-                GroupKey {
-                    case: self.data.case(&case)?,
-                    ..place
-                }
+                let case = self.data.case(&case)?;
+                self.data.in_case((place.measure, case), place.subject)?
             }
         };
         self.data.groups.contains_key(&other).then_some(other)
@@ -463,8 +461,26 @@ mod tests {
             relative_to_case: [("hops".to_owned(), "1".to_owned())].into(),
             ..goal(None, Some(1.0))
         };
-        // Labels that follow the case have no other case; those that do not are found.
-        assert_eq!(of(&example, &beside).len(), 0);
+        // A label that follows the case is the one of its family there.
+        let found = of(&example, &beside);
+        assert_eq!(found.len(), 1, "a case has no ratio to itself");
+        assert!(
+            found[0].name.starts_with("hoplite-3 · "),
+            "{}",
+            found[0].name
+        );
+        assert!(
+            found[0].name.contains("hops 3, ratio to hops 1"),
+            "{}",
+            found[0].name
+        );
+        // Made up: 12 % more for each hop.
+        let expected = 1.36 / 1.12;
+        assert!(
+            (found[0].value - expected).abs() < 0.1,
+            "{}",
+            found[0].value
+        );
         let tor = Finding {
             subject: Some("tor".into()),
             ..beside

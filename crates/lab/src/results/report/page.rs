@@ -356,7 +356,7 @@ fn measure_table(source: &PageInput<'_>, measure: usize) -> String {
     let statistic = if mean { "Mean" } else { "Median" };
     let against = judgement
         .baseline
-        .map_or("–", |baseline| data.label(baseline));
+        .map_or("–", |baseline| data.baseline_name(baseline));
     let mut heads = vec![
         ("Subject".to_owned(), "", false),
         (format!("{statistic}{unit}"), "", true),
@@ -429,7 +429,10 @@ fn line(source: &PageInput<'_>, place: GroupKey, summary: &Summary, with_case: b
 fn ratio(source: &PageInput<'_>, place: GroupKey) -> Vec<String> {
     let number = |text: &str| text_tag("td class=\"n\"", text);
     let Some(ratio) = source.judgement.ratios.get(&place) else {
-        let word = if source.judgement.baseline == Some(place.subject) {
+        let at = (place.measure, place.case);
+        let baseline = source.judgement.baseline;
+        let baseline = baseline.and_then(|subject| source.data.in_case(at, subject));
+        let word = if baseline == Some(place) {
             "baseline"
         } else {
             ""

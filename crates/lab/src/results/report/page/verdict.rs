@@ -98,21 +98,10 @@ fn line(source: &PageInput<'_>, measure: usize) -> String {
     row(&cells)
 }
 
-/// The subject of a family that has values in a case.
-fn member(data: &Data, measure: usize, case: usize, family: usize) -> Option<GroupKey> {
-    let members = data.present(measure, case).into_iter();
-    let mut members = members.filter(|subject| data.series(*subject) == family);
-    members.next().map(|subject| GroupKey {
-        measure,
-        case,
-        subject,
-    })
-}
-
 /// A cell of one case: median, interval, and how it stands to the baseline.
 pub(super) fn one(source: &PageInput<'_>, measure: usize, case: usize, family: usize) -> String {
     let (data, judgement) = (source.data, source.judgement);
-    let found = member(data, measure, case, family);
+    let found = data.member((measure, case), family);
     let Some((place, summary)) =
         found.and_then(|place| Some((place, judgement.summaries.get(&place)?)))
     else {
@@ -218,7 +207,7 @@ fn several(source: &PageInput<'_>, measure: usize, all: &[usize], family: usize)
     let (data, judgement) = (source.data, source.judgement);
     let members = all.iter();
     let places: Vec<GroupKey> = members
-        .filter_map(|case| member(data, measure, *case, family))
+        .filter_map(|case| data.member((measure, *case), family))
         .collect();
     if places.is_empty() {
         return tag("td class=\"none\"", "–");
@@ -397,7 +386,7 @@ fn against(source: &PageInput<'_>, measures: &[usize], family: usize) -> String 
     let standings: Vec<Standing> = mine.map(|(_, ratio)| ratio.standing).collect();
     let baseline = judgement
         .baseline
-        .map_or("?", |baseline| data.label(baseline));
+        .map_or("?", |baseline| data.baseline_name(baseline));
     let kinds = [
         (
             Standing::Better,
@@ -406,15 +395,8 @@ fn against(source: &PageInput<'_>, measures: &[usize], family: usize) -> String 
         (Standing::Worse, format!("worse than {}", escape(baseline))),
         (Standing::Same, "no difference seen".to_owned()),
         (Standing::TooFew, "too few repetitions to say".to_owned()),
-const RATIO: &str =
-    "× is the ratio of medians (of means where a row says so) over the same repetitions.";
-
     ];
     let told = kinds.into_iter().filter_map(|(kind, words)| {
-    if source.data.campaign.gate.is_open() {
-        let text = format!("{RATIO} The range under it is the 95 % interval.");
-        return text_tag("p class=\"note\"", &text);
-    }
         let count = standings
             .iter()
             .filter(|standing| **standing == kind)
@@ -424,12 +406,19 @@ const RATIO: &str =
     told.collect::<Vec<_>>().join(", ")
 }
 
+const RATIO: &str =
+    "× is the ratio of medians (of means where a row says so) over the same repetitions.";
+
 fn legend(source: &PageInput<'_>) -> String {
     let judgement = source.judgement;
+    if source.data.campaign.gate.is_open() {
+        let text = format!("{RATIO} The range under it is the 95 % interval.");
+        return text_tag("p class=\"note\"", &text);
+    }
     let against = judgement.baseline.map_or_else(String::new, |baseline| {
         format!(
             "▲ better and ▼ worse than {}, ≈ no difference seen. ",
-            escape(source.data.label(baseline))
+            escape(source.data.baseline_name(baseline))
         )
     });
     let correction = match judgement.compared {
