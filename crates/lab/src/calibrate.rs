@@ -31,6 +31,7 @@ use crate::{
         Host, Lab,
         user::{Entered, enter},
     },
+    pulse::Beating,
     topology::{Direction, Link, Node, Topology},
 };
 
@@ -38,8 +39,9 @@ use crate::{
 type Check = fn(&Effort, &mut dyn FnMut(Figure)) -> Result<(), Failure>;
 
 /// All of them, in the order of their running.
-const CHECKS: [(&str, Check); 6] = [
+const CHECKS: [(&str, Check); 7] = [
     ("setup", checks::check_setup),
+    ("hash", checks::check_hash),
     ("rtt", checks::check_rtt),
     ("rate", checks::check_rate),
     ("loss", checks::check_loss),
@@ -47,10 +49,11 @@ const CHECKS: [(&str, Check); 6] = [
     ("hosts", checks::check_hosts),
 ];
 
-/// How long the checks may take.
+/// How long the checks may take, and how often one is made again that a pause has spoilt.
 #[derive(Clone, Copy, Debug)]
 struct Effort {
     quick: bool,
+    again: u32,
 }
 
 impl Effort {
@@ -75,6 +78,9 @@ struct Figure {
     ok: bool,
     /// Of the three figures.
     unit: &'static str,
+    /// The longest time for which everything stood still meanwhile.
+    #[serde(skip)]
+    pause: Duration,
     /// What was special about this measurement, and what else was seen.
     #[serde(flatten)]
     more: Map<String, Value>,
@@ -97,13 +103,55 @@ impl Figure {
             p99,
             ok,
             unit,
+            pause: Duration::ZERO,
             more,
         }
+    }
+
+    fn paused(mut self, pause: Duration) -> Self {
+        self.pause = pause;
+        self
     }
 
     fn with(mut self, name: &str, value: impl Serialize) -> Self {
         self.more.insert(name.to_owned(), json!(value));
         self
+    }
+}
+
+/// Who stands still for so long has measured the pause: a virtual machine whose host has taken its processors, a process that was stopped.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// How often one looks.
+const PULSE: Duration = Duration::from_millis(5);
+
+/// A pulse that programs which want the processor do not stop: only who stops everything does.
+fn pulse() -> Result<Beating, Failure> {
+    let first = || {
+        emulator::ask_for_priority();
+    };
+    Beating::start(PULSE, first).map_err(failed("starting the pulse"))
+}
+
+/// What a measurement comes to. One that is out of its limits, and that a pause has spoilt, is made again; the pauses are told.
+fn unspoilt(
+    effort: &Effort,
+    mut measure: impl FnMut() -> Result<Figure, Failure>,
+) -> Result<Figure, Failure> {
+    let mut spoilt = Vec::new();
+    loop {
+        let figure = measure()?;
+        let is_spoilt = !figure.ok && figure.pause >= PAUSE;
+        if is_spoilt {
+            spoilt.push((figure.pause.as_secs_f64() * 1e4).round() / 10.0);
+        }
+        if is_spoilt && spoilt.len() <= effort.again as usize {
+            continue;
+        }
+        if spoilt.is_empty() {
+            return Ok(figure);
+        }
+        return Ok(figure.with("spoilt_by_pauses_ms", spoilt));
     }
 }
 
@@ -121,7 +169,10 @@ pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
             return Err(Failure::new("calibrating", status, remedy));
         }
     }
-    let effort = Effort { quick: args.quick };
+    let effort = Effort {
+        quick: args.quick,
+        again: args.again,
+    };
     let mut printer = Printer::new(args.json || !io::stdout().is_terminal(), checks.len());
     for (name, check) in checks {
         printer.begin(name);
@@ -134,7 +185,7 @@ pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
 fn chosen(only: &[String]) -> Result<Vec<(&'static str, Check)>, Failure> {
     let known = |name: &String| CHECKS.iter().any(|(check, _)| check == name);
     let wrong = only.iter().filter(|name| !known(name)).map(|name| {
-        let remedy = "choose from rtt, rate, loss, pps, setup, hosts";
+        let remedy = "choose from setup, hash, rtt, rate, loss, pps, hosts";
         Complaint::new(
             "reading --only",
             format!("there is no check {name}"),
@@ -262,12 +313,14 @@ struct Bench {
     running: Running,
     /// Packets that interfaces had dropped before.
     dropped: u64,
+    pulse: Beating,
 }
 
 /// What it all came to.
 struct Seen {
     links: Vec<LinkCount>,
     health: EmulatorHealth,
+    pause: Duration,
 }
 
 /// Two hosts, `a` and `b`, and one link, the same both ways.
@@ -304,12 +357,14 @@ impl Bench {
             seed: 1,
             directory: PathBuf::new(),
             record: Default::default(),
+            tolerated: Gate::default().tolerated(),
         };
         let running = emulator::start(topology, ports.collect(), &topology.addresses(), &options);
         let mut bench = Self {
             hosts: lab.hosts().to_vec(),
             running: running.map_err(failed("starting the emulator"))?,
             dropped: 0,
+            pulse: pulse()?,
         };
         bench.dropped = bench.dropped()?;
         Ok(bench)
@@ -357,11 +412,15 @@ impl Bench {
 
     /// Ends it all. What interfaces dropped, because nobody read them in time, are drops of the emulator's own.
     fn end(self) -> Result<Seen, Failure> {
-            tolerated: Gate::default().tolerated(),
+        let pause = self.pulse.so_far().stood();
         let dropped = self.dropped()?.saturating_sub(self.dropped);
         let (links, mut health) = self.running.stop();
         health.own_drops += dropped;
-        Ok(Seen { links, health })
+        Ok(Seen {
+            links,
+            health,
+            pause,
+        })
     }
 }
 
@@ -374,7 +433,9 @@ impl Seen {
             .with("late_us_max", health.late_us_max)
             .with("own_drops", health.own_drops)
             .with("stalls", health.stalls)
+            .with("late_share", health.late_share)
             .with("real_time", health.real_time)
+            .paused(self.pause)
     }
 }
 
@@ -390,6 +451,56 @@ mod tests {
         assert!(complaints[0].why.contains("speed") && complaints[0].remedy.contains("hosts"));
         assert_eq!(chosen(&[]).unwrap().len(), CHECKS.len());
         assert_eq!(chosen(&["pps".into()]).unwrap()[0].0, "pps");
+    }
+
+    const EFFORT: Effort = Effort {
+        quick: true,
+        again: 2,
+    };
+
+    /// Measures: whether each measurement was within its limits, and the milliseconds of its longest pause. The figure, and how often it was made.
+    fn measured(all: &[(bool, u64)]) -> (Figure, usize) {
+        let mut made = 0;
+        let measure = || {
+            let (ok, pause) = all[made];
+            made += 1;
+            let figure = Figure::new("rtt", "ms", 20.0, made as f64, 20.9, ok);
+            Ok(figure.paused(Duration::from_millis(pause)))
+        };
+        let figure = unspoilt(&EFFORT, measure).unwrap();
+        (figure, made)
+    }
+
+    #[test]
+    fn what_a_pause_has_spoilt_is_measured_again_and_told() {
+        let (figure, made) = measured(&[(false, 112), (true, 3)]);
+        assert_eq!((made, figure.ok, figure.median), (2, true, 2.0));
+        assert_eq!(figure.more["spoilt_by_pauses_ms"], json!([112.0]));
+        assert!(
+            figure
+                .to_string()
+                .contains("ok  spoilt_by_pauses_ms=[112.0]"),
+            "{figure}"
+        );
+    }
+
+    #[test]
+    fn a_machine_that_pauses_again_and_again_is_told_as_it_is() {
+        let (figure, made) = measured(&[(false, 50), (false, 30), (false, 20), (true, 0)]);
+        assert_eq!((made, figure.ok), (3, false));
+        assert_eq!(
+            figure.more["spoilt_by_pauses_ms"],
+            json!([50.0, 30.0, 20.0])
+        );
+    }
+
+    #[test]
+    fn what_is_within_its_limits_or_bad_without_a_pause_is_measured_once() {
+        for first in [(true, 500), (false, 19)] {
+            let (figure, made) = measured(&[first, (true, 0)]);
+            assert_eq!((made, figure.ok), (1, first.0));
+            assert!(figure.more.is_empty());
+        }
     }
 
     #[test]

@@ -183,9 +183,12 @@ pub struct CalibrateArgs {
     /// A few seconds a check instead of a minute.
     #[arg(long)]
     pub quick: bool,
-    /// Only these checks: rtt, rate, loss, pps, setup, hosts.
+    /// Only these checks: setup, hash, rtt, rate, loss, pps, hosts.
     #[arg(long, value_delimiter = ',')]
     pub only: Vec<String>,
+    /// How often a measurement is made again that a pause of the machine has spoilt.
+    #[arg(long, value_name = "TIMES", default_value_t = 2)]
+    pub again: u32,
 }
 
 /// Does what the command line says.

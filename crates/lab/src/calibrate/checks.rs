@@ -1,5 +1,5 @@
-//! The checks: how long 200 hosts take to make, round trips beside loads, TCP through a bottleneck and through loss, small packets through one
-//! emulator, many hosts around a router.
+//! The checks: how long 200 hosts take to make, what checking payload costs, round trips beside loads, TCP through a bottleneck and through loss,
+//! small packets through one emulator, many hosts around a router.
 //!
 //! Round trips are of ICMP (RFC 792), as `ping` sends them: the far kernel answers, and ours stamps the answer as it comes. So the network is
 //! measured, not how soon a process is woken up.
@@ -19,12 +19,23 @@ use hoplite_wire::ip::{
     self,
     icmp::{self, Echo},
 };
+use hoplite_workload::{
+    cpu::thread_time,
+    web::{PIECE, prepare_payload},
+};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use super::{Bench, Effort, Figure, Seen, failed, pair, star};
+use super::{Bench, Effort, Figure, Seen, failed, pair, pulse, star, unspoilt};
 use crate::{
     emulator::ask_for_priority,
     errors::Failure,
+    experiments::{
+        scenario::Gate,
+        workload::{
+            message,
+            transfer::{Receiver, Sender},
+        },
+    },
     netns::Lab,
     topology::{Direction, Loss},
 };
@@ -44,7 +55,7 @@ const DEVIATIONS: f64 = 3.29;
 
 pub(super) fn check_rate(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Result<(), Failure> {
     for mbit in RATES_MBIT {
-        figure(goodput(mbit, effort.time(4, 15))?);
+        figure(unspoilt(effort, || goodput(mbit, effort.time(4, 15)))?);
     }
     Ok(())
 }
@@ -65,12 +76,17 @@ fn goodput(mbit: u64, time: Duration) -> Result<Figure, Failure> {
 }
 
 pub(super) fn check_loss(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Result<(), Failure> {
+    figure(unspoilt(effort, || lossy(effort.time(5, 30)))?);
+    Ok(())
+}
+
+fn lossy(time: Duration) -> Result<Figure, Failure> {
     let mut link = pair(&Direction {
         delay: Duration::from_millis(1),
         ..Direction::default()
     });
     link.links[0].forward.loss = Loss::Bernoulli { share: LOSS };
-    let (seen, flow) = transfer_over(&link, None, effort.time(5, 30))?;
+    let (seen, flow) = transfer_over(&link, None, time)?;
     let forward = &seen.links[0];
     let (packets, lost) = (
         forward.packets as f64,
@@ -86,8 +102,7 @@ pub(super) fn check_loss(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Res
     let result = result
         .with("drops", lost)
         .with("retransmissions", flow.retransmissions);
-    figure(seen.tell(result.with("interval", [LOSS - interval, LOSS + interval])));
-    Ok(())
+    Ok(seen.tell(result.with("interval", [LOSS - interval, LOSS + interval])))
 }
 
 /// What a flow came to.
@@ -222,7 +237,7 @@ const PROBE_LOST: Duration = Duration::from_millis(500);
 
 pub(super) fn check_rtt(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Result<(), Failure> {
     for mbit in LOADS_MBIT {
-        figure(measure(mbit, effort.time(3, 15))?);
+        figure(unspoilt(effort, || measure(mbit, effort.time(3, 15)))?);
     }
     Ok(())
 }
@@ -393,8 +408,6 @@ const CATCH_UP: u64 = 500;
 const PACKETS_A_SECOND: f64 = 250_000.0;
 const HOSTS: usize = 60;
 const PACKETS_OF_HOST: u32 = 400;
-/// The validity gate's.
-const LATE_US: f64 = 500.0;
 
 /// Sends `packets` a second of `size` bytes of IP, in turn from each of the sockets to its target, until `stop`; says how many.
 pub(super) fn send(
@@ -458,9 +471,13 @@ pub(super) fn beside<T>(
 
 /// 250,000 small packets a second through one emulator, that is one core.
 pub(super) fn check_pps(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Result<(), Failure> {
+    figure(unspoilt(effort, || small_packets(effort.time(3, 20)))?);
+    Ok(())
+}
+
+fn small_packets(time: Duration) -> Result<Figure, Failure> {
     let bench = Bench::new(&pair(&Direction::default()))?;
     bench.begin();
-    let time = effort.time(3, 20);
     let (took, sent) = beside(&bench, 100, PACKETS_A_SECOND, || {
         let began = Instant::now();
         thread::sleep(time);
@@ -483,16 +500,17 @@ pub(super) fn check_pps(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Resu
             "the sender could not send so much: this says nothing of the emulator",
         );
     }
-    figure(
-        seen.tell(told)
-            .with("sent", sent)
-            .with("cpu_share", (seen.health.cpu_s / took * 1e3).round() / 1e3),
-    );
+    let told = seen.tell(told).with("sent", sent);
+    Ok(told.with("cpu_share", (seen.health.cpu_s / took * 1e3).round() / 1e3))
+}
+
+/// 60 hosts around a router, each sends 400 packets a second to the next: none is dropped, and so few are late that the gate lets them pass.
+pub(super) fn check_hosts(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Result<(), Failure> {
+    figure(unspoilt(effort, || many_hosts(effort.time(3, 20)))?);
     Ok(())
 }
 
-/// 60 hosts around a router, each sends 400 packets a second to the next: none is dropped, and 99 of 100 leave within half a millisecond.
-pub(super) fn check_hosts(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Result<(), Failure> {
+fn many_hosts(time: Duration) -> Result<Figure, Failure> {
     let delay = Duration::from_millis(10);
     let bench = Bench::new(&star(
         HOSTS,
@@ -509,7 +527,7 @@ pub(super) fn check_hosts(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Re
         ));
     }
     bench.begin();
-    let (stop, time) = (AtomicBool::new(false), effort.time(3, 20));
+    let stop = AtomicBool::new(false);
     let packets = HOSTS as f64 * f64::from(PACKETS_OF_HOST);
     let sent = thread::scope(|scope| {
         let sender = scope.spawn(|| send(&sockets, 1000, packets, &stop));
@@ -521,27 +539,83 @@ pub(super) fn check_hosts(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Re
     let seen = bench.end()?;
     let came = seen.health.released as f64 / time.as_secs_f64() / HOSTS as f64;
     let ok = seen.health.own_drops == 0
-        && seen.health.late_us_p99 <= LATE_US
+        && seen.health.late_share.unwrap_or(1.0) <= Gate::default().late_share
         && seen.health.released >= sent
         && came >= f64::from(PACKETS_OF_HOST) * 0.99;
     let told = Figure::new("hosts", "pkt/s", PACKETS_OF_HOST.into(), came, came, ok);
-    figure(seen.tell(told).with("hosts", HOSTS).with("sent", sent));
-    Ok(())
+    Ok(seen.tell(told).with("hosts", HOSTS).with("sent", sent))
 }
 
 const MANY_HOSTS: usize = 200;
 const LIMIT_S: f64 = 3.0;
 
-pub(super) fn check_setup(_: &Effort, figure: &mut dyn FnMut(Figure)) -> Result<(), Failure> {
+pub(super) fn check_setup(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Result<(), Failure> {
+    figure(unspoilt(effort, set_up)?);
+    Ok(())
+}
+
+fn set_up() -> Result<Figure, Failure> {
     let topology = star(MANY_HOSTS, &Direction::default());
-    let began = Instant::now();
+    let (pulse, began) = (pulse()?, Instant::now());
     let built = Lab::build(&topology, &BTreeMap::new())?;
     let took = began.elapsed().as_secs_f64();
     drop(built);
-    figure(
-        Figure::new("setup", "s", LIMIT_S, took, took, took <= LIMIT_S).with("hosts", MANY_HOSTS),
-    );
+    let told = Figure::new("setup", "s", LIMIT_S, took, took, took <= LIMIT_S);
+    let pause = pulse.so_far().stood();
+    Ok(told.with("hosts", MANY_HOSTS).paused(pause))
+}
+
+/// Megabytes of payload for each second of processor time that a workload's end must manage at least: ten times what a link of 200 Mbit/s carries.
+const CHECKED_MB: f64 = 250.0;
+
+/// What a workload's ends do beside sending and receiving, by processor time.
+pub(super) fn check_hash(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Result<(), Failure> {
+    prepare_payload();
+    let time = effort.time(1, 3);
+    let mut sender = Sender::new(7);
+    figure(cost("sender: fill and hash", time, || {
+        sender.frame(PIECE as u64, false).1
+    }));
+    let (mut receiver, frame) = (Receiver::new(u64::MAX, 7), frame_of_payload());
+    figure(cost("receiver: hash", time, || {
+        let taken = receiver.take(&frame);
+        taken.map_or(0, |_| PIECE as u64)
+    }));
+    let head = message::Head {
+        kind: message::Kind::Data,
+        token: 7,
+        number: 0,
+        sent: 0,
+        turned: 0,
+    };
+    let mut datagram = Vec::new();
+    figure(cost(
+        "datagrams of 1200 bytes: fill, read and compare",
+        time,
+        || {
+            head.fill(1200, &mut datagram);
+            let read = message::Head::parse(&datagram);
+            let intact = read.is_some_and(|(head, _)| head.is_intact(1200, &datagram));
+            u64::from(intact) * 1200
+        },
+    ));
     Ok(())
+}
+
+fn frame_of_payload() -> Vec<u8> {
+    Sender::new(7).frame(PIECE as u64, false).0.to_vec()
+}
+
+/// Megabytes for each second of processor time, of what `work` says that it has done.
+fn cost(what: &str, time: Duration, mut work: impl FnMut() -> u64) -> Figure {
+    let (before, mut bytes, mut took) = (thread_time(), 0, Duration::ZERO);
+    while took < time {
+        bytes += (0..64).map(|_| work()).sum::<u64>();
+        took = thread_time().saturating_sub(before);
+    }
+    let seen = (bytes as f64 / took.as_secs_f64() / 1e6).round();
+    let ok = seen >= CHECKED_MB;
+    Figure::new("hash", "MB/s", CHECKED_MB, seen, seen, ok).with("what", what)
 }
 
 #[cfg(test)]
