@@ -45,6 +45,8 @@ struct Check {
     found: String,
     /// What the user can do if it is not there; empty if it is.
     remedy: String,
+    /// Of a subject's program: the command that installs it, there or not; `None` if there is none.
+    install: Option<String>,
 }
 
 /// How a thing stands.
@@ -157,6 +159,7 @@ fn check(name: &str, state: State, found: impl Into<String>, remedy: &str) -> Ch
         needed: state == State::Missing,
         found: found.into(),
         remedy: remedy.into(),
+        install: None,
     }
 }
 
@@ -268,8 +271,24 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const ANSWER: u64 = 16 * 1024;
 const SHOWN: usize = 60;
 
-/// What a subject needs; `needed` if the scenario uses it.
+/// What is said of a program that no command installs.
+const NO_COMMAND: &str = "no command installs it: see its project, and the subject's file";
+
+/// What a subject needs; `needed` if the scenario uses it. One that needs nothing says so.
 fn program_checks(subject: &SubjectFile, needed: bool) -> Vec<Check> {
+    if subject.needs.is_empty() {
+        let check = check(
+            "programs",
+            State::Ok,
+            "none but the lab's: nothing is to be installed",
+            "",
+        );
+        return vec![Check {
+            of: subject.name.clone(),
+            needed,
+            ..check
+        }];
+    }
     let places = Places::find(false).ok();
     let look = |needs: &Needs| look_for(&subject.name, needs, needed, places.as_ref());
     subject.needs.iter().map(look).collect()
@@ -278,10 +297,13 @@ fn program_checks(subject: &SubjectFile, needed: bool) -> Vec<Check> {
 fn look_for(of: &str, needs: &Needs, needed: bool, places: Option<&Places>) -> Check {
     let command = filled(&needs.command, places);
     let path = find(&command);
-    let (state, remedy) = match path {
-        Some(_) => (State::Ok, ""),
-        None => (State::Missing, needs.install.as_str()),
+    let install = Some(needs.install.clone()).filter(|install| !install.is_empty());
+    let (state, remedy) = match (&path, &install) {
+        (Some(_), _) => (State::Ok, ""),
+        (None, Some(install)) => (State::Missing, install.as_str()),
+        (None, None) => (State::Missing, NO_COMMAND),
     };
+    let remedy = remedy.to_owned();
     let found = match &path {
         Some(path) => {
             let words = needs.version.iter().map(|word| filled(word, places));
@@ -295,7 +317,8 @@ fn look_for(of: &str, needs: &Needs, needed: bool, places: Option<&Places>) -> C
         state,
         needed,
         found,
-        remedy: remedy.into(),
+        remedy,
+        install,
     }
 }
 
@@ -381,8 +404,14 @@ fn write_table(out: &mut impl Write, checks: &[Check]) -> io::Result<()> {
         }
         let state = word(check.state);
         writeln!(out, "  {state:<8} {:<20} {}", check.check, check.found)?;
+        let there = check
+            .install
+            .as_deref()
+            .filter(|_| check.state == State::Ok);
         if !check.remedy.is_empty() {
             writeln!(out, "  {:<8} {:<20} -> {}", "", "", check.remedy)?;
+        } else if let Some(install) = there {
+            writeln!(out, "  {:<8} {:<20} installed by: {install}", "", "")?;
         }
     }
     Ok(())
@@ -447,6 +476,51 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_no_command_installs_is_told_as_such() {
+        let needs = Needs {
+            install: String::new(),
+            ..needs("no-such-program-7", &[])
+        };
+        let check = look_for("tor", &needs, true, None);
+        assert_eq!(check.install, None);
+        let mut out = Vec::new();
+        write_table(&mut out, std::slice::from_ref(&check)).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("-> no command installs it"), "{text}");
+        let failure = verdict("smoke", &[check]).unwrap_err().to_string();
+        assert!(failure.contains("no command installs it"), "{failure}");
+    }
+
+    #[test]
+    fn every_subject_that_comes_with_the_lab_is_told_with_its_install_commands_or_that_there_is_nothing_to_install()
+     {
+        for subject in scenario::built_in_subjects() {
+            let checks = program_checks(&subject, false);
+            let mut out = Vec::new();
+            write_table(&mut out, &checks).unwrap();
+            let text = String::from_utf8(out).unwrap();
+            assert!(
+                text.starts_with(&format!("{} (not needed here)\n", subject.name)),
+                "{text}"
+            );
+            let told = |line: &&str| {
+                let parts = ["-> ", "installed by: ", "nothing is to be installed"];
+                parts.iter().any(|part| line.contains(part))
+            };
+            assert_eq!(text.lines().filter(told).count(), checks.len(), "{text}");
+            for needs in &subject.needs {
+                let command = if needs.install.is_empty() {
+                    NO_COMMAND
+                } else {
+                    &needs.install
+                };
+                assert!(text.contains(command), "{text}");
+            }
+            assert_eq!(subject.needs.is_empty(), subject.name == "native", "{text}");
+        }
+    }
+
+    #[test]
     fn a_directory_or_a_plain_file_is_no_program() {
         assert_eq!(look("/tmp", &[]).state, State::Missing);
         let plain = tempfile::NamedTempFile::new().unwrap();
@@ -479,6 +553,7 @@ mod tests {
             needed: false,
             found: "1".into(),
             remedy: "use two".into(),
+            install: None,
         };
         assert!(verdict("smoke", std::slice::from_ref(&poor)).is_ok());
         assert!(

@@ -48,7 +48,7 @@ pub struct SubjectFile {
 pub struct Needs {
     /// Its name on the PATH, a path, or `{hoplite}` or `{lab}`.
     pub command: String,
-    /// The command that installs it.
+    /// The command that installs it; empty if there is none, and its author says how it is had in the file.
     pub install: String,
     /// A command that prints its version; empty if there is none.
     pub version: Vec<String>,
@@ -190,7 +190,11 @@ fn needs(entry: Reader<'_>) -> Option<Needs> {
         .collect();
     Some(Needs {
         command: entry.need("command", "the program's name", text)?,
-        install: entry.need("install", "the command that installs it", text)?,
+        install: entry.need(
+            "install",
+            "the command that installs it, or \"\" if there is none",
+            text,
+        )?,
         version,
     })
 }
@@ -439,12 +443,12 @@ const SUBJECT_KEYS: &str = "use file label when with";
 pub(crate) struct Use {
     /// Its name in the results.
     pub(crate) label: String,
+    /// That name as it is written, if it follows the case: `hoplite-{hops}`.
+    pub(crate) written: Option<String>,
     /// What `use` or `file` says.
     pub(crate) file: String,
     /// Its parameters.
     pub(crate) with: BTreeMap<String, Value>,
-    /// That name as it is written, if it follows the case: `hoplite-{hops}`.
-    pub(crate) written: Option<String>,
     /// Where it stands.
     pub(crate) at: usize,
 }
@@ -556,17 +560,17 @@ pub(crate) fn uses(root: Reader<'_>, subjects: &BTreeMap<String, SubjectFile>) -
             );
             entry.wrong(key, what, "another label = \"…\"");
         }
-        uses.push(Use {
-            label,
-            file,
-            with: with(entry, subject),
         let written = match entry.table.node("label").map(|node| &node.item) {
             Some(Item::Text(text)) if *text != label => Some(text.clone()),
             _ => None,
         };
+        uses.push(Use {
+            label,
+            written,
+            file,
+            with: with(entry, subject),
             at: entry.table.at,
         });
-            written,
     }
     uses
 }
