@@ -9,8 +9,11 @@ use crate::{
     errors::Failure,
     experiments::{campaign, scenario, workload, world},
     monitor,
-    results::report,
+    results::{hand_in, report},
 };
+
+/// Seconds that a place where results are handed in is waited for.
+const PATIENCE: u64 = 300;
 
 /// Emulated networks, every competitor beside Hoplite, figures that stand up.
 #[derive(Debug, Parser)]
@@ -32,6 +35,8 @@ pub enum Command {
     Plot(PlotArgs),
     /// Join the shards of one campaign into one directory.
     Merge(MergeArgs),
+    /// Put results where those of many machines are: into PostgreSQL, or into Parquet files on shared storage. Again adds nothing.
+    HandIn(HandInArgs),
     /// What scenarios and subjects there are.
     List(ListArgs),
     /// Whether this machine has what the lab and its subjects need, and what installs it.
@@ -68,9 +73,12 @@ pub struct RunArgs {
     /// The seed of everything random, instead of the scenario's.
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Only the I-th of N parts, such as 1/4; join them with `merge`.
+    /// Only the I-th of N parts, such as 1/4, which are expected to take the same time; join them with `merge`.
     #[arg(long, value_name = "I/N")]
     pub shard: Option<String>,
+    /// Make the parts by the times that cases took in this earlier campaign, instead of what the scenario tells; the same for all parts.
+    #[arg(long, value_name = "DIR")]
+    pub times: Option<PathBuf>,
     /// Only these subjects.
     #[arg(long, value_name = "LABEL", value_delimiter = ',')]
     pub subjects: Vec<String>,
@@ -83,6 +91,15 @@ pub struct RunArgs {
     /// Repeat what failed or stayed invalid, too.
     #[arg(long)]
     pub retry: bool,
+    /// Only go on: end where no results are yet, as with a wrong --out or a file system that is not mounted.
+    #[arg(long)]
+    pub resume: bool,
+    /// Hand the results in when all is over: to postgres://USER@HOST/DATABASE, or to a directory that machines share.
+    #[arg(long, value_name = "PLACE")]
+    pub to: Option<String>,
+    /// How long a database that is away, or others that hand in, are waited for.
+    #[arg(long, value_name = "SECONDS", default_value_t = PATIENCE)]
+    pub patience: u64,
     /// Only say what would be run.
     #[arg(long)]
     pub dry_run: bool,
@@ -156,6 +173,23 @@ pub struct MergeArgs {
     pub out: PathBuf,
 }
 
+/// Arguments of `hand-in`.
+#[derive(Clone, Debug, Args)]
+pub struct HandInArgs {
+    /// Directories of campaigns, shards or merged ones.
+    #[arg(required = true, value_name = "DIR")]
+    pub dirs: Vec<PathBuf>,
+    /// Where to: postgres://USER@HOST/DATABASE (PGPASSWORD is its password), or a directory that machines share.
+    #[arg(long, value_name = "PLACE")]
+    pub to: String,
+    /// How long a database that is away, or others that hand in, are waited for.
+    #[arg(long, value_name = "SECONDS", default_value_t = PATIENCE)]
+    pub patience: u64,
+    /// One JSON object per line on stdout.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Arguments of `list`.
 #[derive(Clone, Debug, Args)]
 pub struct ListArgs {
@@ -210,6 +244,7 @@ pub fn run(cli: &Cli) -> Result<(), Failure> {
         Command::List(args) => scenario::list(args.json),
         Command::Run(args) => campaign::run(args),
         Command::Merge(args) => campaign::merge(args),
+        Command::HandIn(args) => hand_in::run(args),
         Command::Doctor(args) => doctor::run(args),
     }
 }

@@ -6,6 +6,7 @@
 
 mod conduct;
 mod directory;
+mod expected;
 mod gate;
 mod identity;
 mod plan;
@@ -20,7 +21,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use tokio::{
@@ -37,7 +38,7 @@ use self::{
 };
 pub(crate) use self::{
     directory::{Directory, Lock, entries, io_failure, remove, sync},
-    identity::{describe, difference, extend},
+    identity::{describe, difference, extend, hexadecimal},
 };
 use crate::{
     cli::RunArgs,
@@ -47,7 +48,11 @@ use crate::{
         trial::{Report, Trial},
         world,
     },
-    results::{report, store::Store},
+    results::{
+        hand_in::{self, HandedIn, Place},
+        report,
+        store::{self, Store},
+    },
 };
 
 /// Runs a scenario, or goes on with it.
@@ -58,23 +63,47 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let mut scenario = scenario::load(&args.scenario)?;
     scenario.repetitions = args.repetitions.unwrap_or(scenario.repetitions);
     scenario.seed = args.seed.unwrap_or(scenario.seed);
-    let plan = CampaignPlan::make(&scenario, args)?;
     let default = || Path::new("results").join(&scenario.name);
     let out = args.out.clone().unwrap_or_else(default);
+    if args.resume {
+        something_there(&out)?;
+    }
+    let plan = CampaignPlan::make(&scenario, args)?;
     if args.dry_run {
         return plan::show(&plan, &out, args.json);
     }
+    // What is wrong with it is told now, not hours later.
+    let place = args.to.as_deref().map(Place::parse).transpose()?;
     let args = args.clone();
     watched(move |stop| {
         let progress = Progress::to_stdout(args.json);
         let begun = OpenCampaign::new(plan, &out, args.retry)?;
+        let patience = Duration::from_secs(args.patience);
         let around = Hooks {
             stop,
             step: &|_| Ok(()),
             report: &report::write,
+            hand_in: &|root| {
+                let place = place.as_ref();
+                place
+                    .map(|place| hand_in::hand_in(root, place, patience))
+                    .transpose()
+            },
         };
         begun.conduct(&scenario, &mut Worlds, progress, &around)
     })
+}
+
+/// Whether there is a campaign to go on with.
+fn something_there(out: &Path) -> Result<(), Failure> {
+    if out.join(store::FILE).is_file() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        format!("going on in {}", out.display()),
+        "there are no results",
+        "see that --out is right and its file system mounted, or leave --resume out to begin",
+    ))
 }
 
 /// A campaign whose directory is ours.
@@ -141,7 +170,12 @@ impl OpenCampaign {
             open: self.plan.campaign.gate.is_open(),
         };
         conduct.progress.done(root, &closing, path);
+        let handed_in = (around.hand_in)(root);
+        if let Ok(Some(handed_in)) = &handed_in {
+            conduct.progress.handed_in(handed_in);
+        }
         page?;
+        handed_in?;
         verdict(root, &tally, &refused)
     }
 }
@@ -152,6 +186,8 @@ struct Hooks<'a> {
     step: Checkpoint<'a>,
     /// Writes the report of a directory.
     report: &'a dyn Fn(&Path) -> Result<PathBuf, Failure>,
+    /// Hands its results in, if that is wanted.
+    hand_in: &'a dyn Fn(&Path) -> Result<Option<HandedIn>, Failure>,
 }
 
 fn interrupted(root: &Path, tally: &Tally) -> Failure {

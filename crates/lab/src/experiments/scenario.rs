@@ -298,6 +298,14 @@ impl Scenario {
         })
     }
 
+    /// Every case with everything computed that is the same for all of its subjects.
+    pub(crate) fn resolved(
+        &self,
+    ) -> impl Iterator<Item = Result<(&BTreeMap<String, String>, Resolved), Failure>> {
+        let cases = self.checked.cases.iter();
+        cases.map(|case| Ok((&case.values, self.checked.resolve(case)?)))
+    }
+
     /// Every case: parameter to value.
     #[must_use]
     pub fn cases(&self) -> Vec<BTreeMap<String, String>> {

@@ -325,7 +325,7 @@ impl Column {
 }
 
 /// `required group NAME (LIST) { repeated group list { required int64 element; } }`
-fn list(name: &str) -> Result<TypePtr> {
+pub(crate) fn list(name: &str) -> Result<TypePtr> {
     let element = Type::primitive_type_builder("element", Physical::INT64)
         .with_repetition(Repetition::REQUIRED)
         .build()?;
@@ -367,6 +367,55 @@ fn nested(samples: &[Sample], get: impl Fn(&Sample) -> Vec<u64>) -> (Vec<i64>, V
 /// As Parquet's signed integer: every byte count and time fits; a seed keeps its bits.
 fn signed(value: u64) -> i64 {
     i64::from_ne_bytes(value.to_ne_bytes())
+}
+
+// Samples as rows of other tables.
+
+/// A value of a sample.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Cell {
+    /// Words.
+    Text(Option<String>),
+    /// A whole number.
+    Whole(Option<u64>),
+    /// A number.
+    Real(Option<f64>),
+    /// A list of whole numbers.
+    Wholes(Vec<u64>),
+}
+
+/// The columns of a transfer, without those that say which repetition it is of.
+pub(crate) struct Cells(Vec<Column>);
+
+impl Default for Cells {
+    fn default() -> Self {
+        let mut all = columns(Vec::new());
+        Self(all.split_off(run_columns().len()))
+    }
+}
+
+impl Cells {
+    /// Their names, each with an empty value of its kind.
+    pub(crate) fn columns(self) -> impl Iterator<Item = (String, Cell)> {
+        let empty = |value| match value {
+            Getter::Text(_) => Cell::Text(None),
+            Getter::Whole(_) => Cell::Whole(None),
+            Getter::Real(_) => Cell::Real(None),
+            Getter::Wholes(_) => Cell::Wholes(Vec::new()),
+        };
+        let columns = self.0.into_iter();
+        columns.map(move |column| (column.name, empty(column.value)))
+    }
+
+    /// The values of a sample, in their order.
+    pub(crate) fn of(&self, sample: &Sample) -> impl Iterator<Item = Cell> {
+        self.0.iter().map(move |column| match &column.value {
+            Getter::Text(get) => Cell::Text(get(sample)),
+            Getter::Whole(get) => Cell::Whole(get(sample)),
+            Getter::Real(get) => Cell::Real(get(sample)),
+            Getter::Wholes(get) => Cell::Wholes(get(sample)),
+        })
+    }
 }
 
 // Reads samples back, by the names of the columns: a file of an older version may have fewer.

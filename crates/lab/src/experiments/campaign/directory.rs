@@ -13,6 +13,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read, Seek, SeekFrom, Write},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process, thread,
     time::{Duration, Instant},
@@ -195,25 +196,36 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Held as long as it lives.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    _file: File,
+    file: File,
 }
 
 impl Lock {
     /// Takes the directory for this process; `doing` is the command that wants it.
     pub(crate) fn take(directory: &Path, doing: &str) -> Result<Self, Failure> {
+        Self::wait(directory, doing, PATIENCE)
+    }
+
+    /// The same, and waits so long for whoever has it.
+    pub(crate) fn wait(directory: &Path, doing: &str, patience: Duration) -> Result<Self, Failure> {
         let path = directory.join("lock");
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
         let mut file = options
             .open(&path)
             .map_err(|error| io_failure("opening", &path, &error))?;
-        match patiently(&file, FlockOperation::NonBlockingLockExclusive) {
+        match patiently(&file, FlockOperation::NonBlockingLockExclusive, patience) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(taken(directory, &mut file)),
             Err(error) => return Err(io_failure("locking", &path, &error.into())),
         }
         sign(&mut file, doing).map_err(|error| io_failure("writing", &path, &error))?;
-        Ok(Self { _file: file })
+        Ok(Self { file })
+    }
+
+    /// Whether the lock that others see in this directory is still this one: not if another file system is there now.
+    pub(crate) fn holds(&self, directory: &Path) -> io::Result<bool> {
+        let (ours, there) = (self.file.metadata()?, fs::metadata(directory.join("lock"))?);
+        Ok((ours.dev(), ours.ino()) == (there.dev(), there.ino()))
     }
 
     /// Keeps writers away from a directory that is only read. One that nobody ever locked needs none.
@@ -224,8 +236,8 @@ impl Lock {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(io_failure("opening", &path, &error)),
         };
-        match patiently(&file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => Ok(Some(Self { _file: file })),
+        match patiently(&file, FlockOperation::NonBlockingLockShared, PATIENCE) {
+            Ok(()) => Ok(Some(Self { file })),
             Err(Errno::WOULDBLOCK) => Err(taken(directory, &mut file)),
             Err(error) => Err(io_failure("locking", &path, &error.into())),
         }
@@ -233,11 +245,11 @@ impl Lock {
 }
 
 /// Asks again for a moment: a run that was killed just now may still be on its way out.
-fn patiently(file: &File, operation: FlockOperation) -> Result<(), Errno> {
+fn patiently(file: &File, operation: FlockOperation, patience: Duration) -> Result<(), Errno> {
     let begun = Instant::now();
     loop {
         match flock(file, operation) {
-            Err(Errno::WOULDBLOCK) if begun.elapsed() < PATIENCE => thread::sleep(PATIENCE / 20),
+            Err(Errno::WOULDBLOCK) if begun.elapsed() < patience => thread::sleep(PATIENCE / 20),
             done => return done,
         }
     }

@@ -10,7 +10,7 @@ use std::{
 
 use ring::digest;
 
-use super::{identity, shard::Shard};
+use super::{expected::Times, identity, shard::Shard};
 use crate::{
     cli::RunArgs,
     errors::{Complaint, Failure, printed},
@@ -27,6 +27,8 @@ pub(crate) struct Planned {
     /// From 1, over all shards.
     pub(crate) number: u64,
     pub(crate) key: Key,
+    /// Seconds that it is expected to take.
+    pub(crate) seconds: f64,
 }
 
 /// What is to be run here.
@@ -48,13 +50,16 @@ impl CampaignPlan {
             .parse()
             .map_err(|why| wrong(format!("reading --shard {shard}"), why, "write such as 1/4"))?;
         let choice = Selection::new(&keys, args)?;
+        let times = Times::known(scenario, args.times.as_deref())?;
+        // Over all keys, whatever is chosen of them: what is left out may be run later, and is then of the same shard.
         let places = (1..)
             .zip(&keys)
-            .zip(shard.filter(&keys))
+            .zip(shard.filter(&keys, |key| times.of(key)))
             .filter(|((_, key), mine)| *mine && choice.holds(key))
             .map(|((number, key), _)| Planned {
                 number,
                 key: key.clone(),
+                seconds: times.of(key),
             })
             .collect();
         Ok(Self {
@@ -171,12 +176,16 @@ fn write_plan(
     json: bool,
 ) -> io::Result<()> {
     for place in &plan.places {
-        let Planned { number, key } = place;
+        let Planned {
+            number,
+            key,
+            seconds,
+        } = place;
         let done = there.contains(&key.id());
         if json {
             let line = serde_json::json!({
                 "event": "plan", "n": number, "id": key.id(), "case": key.case, "subject": key.subject,
-                "repetition": key.repetition, "there": done,
+                "repetition": key.repetition, "there": done, "expected_s": (seconds * 1000.0).round() / 1000.0,
             });
             writeln!(to, "{line}")?;
         } else {
@@ -190,7 +199,14 @@ fn write_plan(
     let ours = |place: &&Planned| there.contains(&place.key.id());
     let count = plan.places.iter().filter(ours).count();
     let (of, out) = (plan.places.len(), out.display());
-    writeln!(to, "{count} of {of} repetitions are there ({out})")
+    let seconds = |place: &Planned| place.seconds;
+    let all: f64 = plan.places.iter().map(seconds).sum();
+    let left = plan.places.iter().filter(|place| !ours(place));
+    let left: f64 = left.map(seconds).sum();
+    writeln!(
+        to,
+        "{count} of {of} repetitions are there ({out}); all are expected to take {all:.0} s, the others {left:.0} s"
+    )
 }
 
 // Which subjects and cases the command line asks for: `--subjects`, `--case`. The rest may be run later, into the same directory.

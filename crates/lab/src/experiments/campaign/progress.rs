@@ -17,7 +17,10 @@ use super::{
     plan::Planned,
     refused::{self, Refused},
 };
-use crate::{experiments::trial::Key, results::store::Verdict};
+use crate::{
+    experiments::trial::Key,
+    results::{hand_in::HandedIn, store::Verdict},
+};
 
 /// Bytes of a failed attempt's log that are shown; the rest is in `runs/`.
 const SHOWN: usize = 2000;
@@ -152,6 +155,14 @@ impl Progress {
         }));
     }
 
+    /// Its results are where those of other machines are.
+    pub(crate) fn handed_in(&mut self, handed_in: &HandedIn) {
+        match self {
+            Self::Bar(_) => speak(&mut io::stdout(), &handed_in.to_string()),
+            Self::Lines(_) => self.line(&handed_in.json()),
+        }
+    }
+
     /// It ends before that.
     pub(crate) fn interrupted(&mut self, tally: &Tally) {
         match self {
@@ -282,7 +293,8 @@ impl Estimate {
         })
     }
 
-    fn one(&self, key: &Key) -> f64 {
+    /// Seconds for one; not a number as long as nothing is known.
+    pub(crate) fn one(&self, key: &Key) -> f64 {
         let pair = self.pairs.get(&pair(key));
         let known = pair.or_else(|| self.subjects.get(&key.subject));
         known.unwrap_or(&self.all).value()

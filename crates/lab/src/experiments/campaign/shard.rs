@@ -43,18 +43,65 @@ impl FromStr for Shard {
 }
 
 impl Shard {
-    /// Says for each of all the keys, in order, whether it belongs here. Groups are dealt out in turn, so that no shard has more than one group
-    /// above another; the keys' order is a seeded shuffle, so each has its share of every case.
-    pub(crate) fn filter(self, keys: &[Key]) -> Vec<bool> {
-        let mut groups = HashMap::new();
-        keys.iter()
-            .map(|key| {
-                let next = groups.len();
-                let group = *groups.entry((&key.case, key.repetition)).or_insert(next);
-                group % self.of == self.number - 1
-            })
-            .collect()
+    /// Says for each of all the keys, in order, whether it belongs here; `seconds` is what one is expected to take.
+    ///
+    /// Each group goes to the shard that has the least to do so far, within a repetition of the campaign the longest group first: no shard then
+    /// has more to do than another by more than the longest group takes. Repetitions that are added later move none of those before them. The
+    /// keys' order is a seeded shuffle, and decides where groups take the same time: so no case always meets the same machine.
+    pub(crate) fn filter(self, keys: &[Key], seconds: impl Fn(&Key) -> f64) -> Vec<bool> {
+        let mut loads = vec![0.0; self.of];
+        let mut ours = HashSet::new();
+        for round in rounds(keys, seconds) {
+            for (group, seconds) in round {
+                let number = least(&loads);
+                if let Some(load) = loads.get_mut(number) {
+                    *load += seconds;
+                }
+                if number == self.number - 1 {
+                    ours.insert(group);
+                }
+            }
+        }
+        keys.iter().map(|key| ours.contains(&group(key))).collect()
     }
+}
+
+/// What stays together: the subjects of one case's repetition.
+type Group<'a> = (&'a BTreeMap<String, String>, u32);
+
+fn group(key: &Key) -> Group<'_> {
+    (&key.case, key.repetition)
+}
+
+/// The groups of each repetition of the campaign, with what they take: the longest first, and those that take the same in the keys' order.
+fn rounds(keys: &[Key], seconds: impl Fn(&Key) -> f64) -> Vec<Vec<(Group<'_>, f64)>> {
+    let mut places = HashMap::new();
+    let mut rounds = BTreeMap::<u32, Vec<(Group<'_>, f64)>>::new();
+    for key in keys {
+        let round = rounds.entry(key.repetition).or_default();
+        let place = *places.entry(group(key)).or_insert(round.len());
+        if place == round.len() {
+            round.push((group(key), 0.0));
+        }
+        if let Some((_, all)) = round.get_mut(place) {
+            // A time that is no number would make the order depend on who asks.
+            *all += Some(seconds(key))
+                .filter(|time| time.is_finite())
+                .unwrap_or(1.0);
+        }
+    }
+    let mut rounds: Vec<_> = rounds.into_values().collect();
+    for round in &mut rounds {
+        round.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+    }
+    rounds
+}
+
+/// The place of the smallest, the first of them.
+fn least(loads: &[f64]) -> usize {
+    let order = |(_, one): &(usize, &f64), (_, other): &(usize, &f64)| one.total_cmp(other);
+    let least = loads.iter().enumerate().min_by(order);
+    least.map_or(0, |(place, _)| place)
 }
 
 // The joined directory is like any other: `report` reads it, `run` goes on in it.
@@ -295,6 +342,8 @@ fn copy_tree(from: &Path, to: &Path) -> Result<(), Failure> {
 mod tests {
     use std::collections::BTreeMap;
 
+    use proptest::prelude::*;
+
     use super::*;
 
     fn keys() -> Vec<Key> {
@@ -307,29 +356,88 @@ mod tests {
         (0..30).map(key).collect()
     }
 
-    #[test]
-    fn shards_cover_everything_once_and_keep_what_is_compared_together() {
-        let keys = keys();
-        let shards: Vec<_> = (1..=4)
-            .map(|number| Shard { number, of: 4 }.filter(&keys))
+    /// Each group's shard, from 0; fails unless every key is in exactly one, with all of its group.
+    fn dealt(keys: &[Key], of: usize, seconds: &dyn Fn(&Key) -> f64) -> Vec<usize> {
+        let shards: Vec<_> = (1..=of)
+            .map(|number| Shard { number, of }.filter(keys, seconds))
             .collect();
         let owner = |i: usize| {
-            let owners: Vec<_> = (0..4).filter(|s: &usize| shards[*s][i]).collect();
-            assert_eq!(owners.len(), 1);
+            let owners: Vec<_> = (0..of).filter(|s: &usize| shards[*s][i]).collect();
+            assert_eq!(owners.len(), 1, "{:?}", keys[i]);
             owners[0]
         };
-        for (i, a) in keys.iter().enumerate() {
-            for (j, b) in keys.iter().enumerate() {
-                if a.case == b.case && a.repetition == b.repetition {
-                    assert_eq!(owner(i), owner(j));
-                }
+        let owners: Vec<_> = (0..keys.len()).map(owner).collect();
+        for (a, of_a) in keys.iter().zip(&owners) {
+            for (b, of_b) in keys.iter().zip(&owners) {
+                assert!(group(a) != group(b) || of_a == of_b, "{a:?} {b:?}");
             }
         }
-        let sizes: Vec<_> = shards
+        owners
+    }
+
+    fn loads(keys: &[Key], of: usize, seconds: &dyn Fn(&Key) -> f64) -> Vec<f64> {
+        let mut loads = vec![0.0; of];
+        for (key, owner) in keys.iter().zip(dealt(keys, of, seconds)) {
+            loads[owner] += seconds(key);
+        }
+        loads
+    }
+
+    #[test]
+    fn shards_cover_everything_once_and_keep_what_is_compared_together() {
+        let loads = loads(&keys(), 4, &|_| 1.0);
+        assert!(
+            loads.iter().all(|load| (6.0..=8.0).contains(load)),
+            "{loads:?}"
+        );
+    }
+
+    #[test]
+    fn a_case_that_takes_long_is_made_up_for_by_others() {
+        // One case in three takes ten times as long, and by turns every second group would be one of it.
+        let slow = |key: &Key| if key.case["hops"] == "0" { 10.0 } else { 1.0 };
+        let loads = loads(&keys(), 2, &slow);
+        let apart = (loads[0] - loads[1]).abs();
+        assert!(
+            apart <= 20.0,
+            "more than the longest group apart: {loads:?}"
+        );
+        let all: f64 = loads.iter().sum();
+        assert_eq!(all, keys().iter().map(slow).sum::<f64>());
+    }
+
+    #[test]
+    fn repetitions_that_are_added_later_leave_the_others_where_they_are() {
+        let keys = keys();
+        let slow =
+            |key: &Key| f64::from(key.repetition) + if key.case["hops"] == "1" { 3.5 } else { 0.5 };
+        let fewer: Vec<Key> = keys
             .iter()
-            .map(|s| s.iter().filter(|mine| **mine).count())
+            .filter(|key| key.repetition <= 3)
+            .cloned()
             .collect();
-        assert!(sizes.iter().all(|size| (6..=8).contains(size)), "{sizes:?}");
+        let before = dealt(&fewer, 3, &slow);
+        let after = dealt(&keys, 3, &slow);
+        let kept = keys
+            .iter()
+            .zip(after)
+            .filter(|(key, _)| key.repetition <= 3);
+        assert_eq!(kept.map(|(_, owner)| owner).collect::<Vec<_>>(), before);
+    }
+
+    proptest! {
+        #[test]
+        fn no_shard_has_more_to_do_than_another_by_more_than_the_longest_group(
+            times in prop::collection::vec(0.1f64..1000.0, 3), of in 1usize..9
+        ) {
+            let seconds = |key: &Key| times[key.case["hops"].parse::<usize>().unwrap()];
+            let keys = keys();
+            let loads = loads(&keys, of, &seconds);
+            let longest = rounds(&keys, seconds).concat().into_iter().map(|(_, time)| time).fold(0.0, f64::max);
+            let most = loads.iter().copied().fold(0.0, f64::max);
+            let least = loads.iter().copied().fold(f64::INFINITY, f64::min);
+            prop_assert!(most - least <= longest + 1e-6, "{loads:?}, {longest}");
+        }
     }
 
     #[test]

@@ -27,10 +27,14 @@ fn arguments() -> RunArgs {
         repetitions: None,
         seed: None,
         shard: None,
+        times: None,
         subjects: Vec::new(),
         case: Vec::new(),
         keep: false,
         retry: false,
+        resume: false,
+        to: None,
+        patience: 0,
         dry_run: false,
         json: true,
     }
@@ -57,6 +61,13 @@ fn run_to(
         stop: &stop,
         step,
         report: &|directory| Ok(directory.join("report.html")),
+        hand_in: &|directory| {
+            let place = args.to.as_deref().map(Place::parse).transpose()?;
+            let patience = Duration::from_secs(args.patience);
+            place
+                .map(|place| hand_in::hand_in(directory, &place, patience))
+                .transpose()
+        },
     };
     begun.conduct(&scenario, fake, progress, &around)
 }
@@ -783,7 +794,12 @@ fn a_repetition_that_is_in_two_shards_counts_once_and_an_ok_one_first() {
     let place = place();
     let few = Few::default();
     let (a, b) = (place.path().join("a"), place.path().join("b"));
-    let mut bad = Fake::saying(&[(&few.keys()[0].id(), "fff")]);
+    let first = RunArgs {
+        shard: Some("1/3".into()),
+        ..arguments()
+    };
+    let first = CampaignPlan::make(&few.scenario(), &first).unwrap();
+    let mut bad = Fake::saying(&[(&first.places[0].key.id(), "fff")]);
     run_in(&a, &few, &arguments(), &mut bad).unwrap_err();
     let mut good = Fake::default();
     shard(&b, 1, &few, &mut good);
@@ -857,4 +873,134 @@ fn what_is_of_another_campaign_or_in_use_is_not_joined() {
     let refusal = join(&[&a], &b).unwrap_err().to_string();
     assert!(refusal.contains("choose another --out"), "{refusal}");
     assert!(!out.exists());
+}
+
+#[test]
+fn shards_by_measured_times_are_even_and_cover_everything() {
+    let place = place();
+    let few = Few {
+        repetitions: 6,
+        ..Few::default()
+    };
+    // An earlier campaign, in which one case took five attempts each time.
+    let slow = |key: &Key| key.case["hops"] == "1";
+    let earlier = Few::default();
+    let keys = earlier.keys();
+    let says: Vec<_> = keys.iter().filter(|key| slow(key)).map(Key::id).collect();
+    let says: Vec<_> = says.iter().map(|id| (id.as_str(), "iiiio")).collect();
+    let times = place.path().join("earlier");
+    run_in(&times, &earlier, &arguments(), &mut Fake::saying(&says)).unwrap();
+    let plan = |number: usize, times: Option<&Path>| {
+        let args = RunArgs {
+            shard: Some(format!("{number}/2")),
+            times: times.map(Path::to_owned),
+            ..arguments()
+        };
+        CampaignPlan::make(&few.scenario(), &args).unwrap().places
+    };
+    let plans = [1, 2].map(|number| plan(number, Some(&times)));
+    assert_eq!(plans[0].len() + plans[1].len(), few.keys().len());
+    let seconds = |n: usize| plans[n].iter().map(|place| place.seconds).sum::<f64>();
+    // Two subjects, five attempts of a second: the longest group takes ten.
+    assert!((seconds(0) - seconds(1)).abs() <= 10.0);
+    assert_eq!(seconds(0) + seconds(1), 6.0 * 2.0 * (5.0 + 1.0));
+    assert!(plan(1, None).iter().all(|place| place.seconds < 5.0));
+}
+
+#[test]
+fn times_of_another_scenario_or_of_none_are_refused() {
+    let place = place();
+    let told = |times: &Path| {
+        let args = RunArgs {
+            times: Some(times.to_owned()),
+            ..arguments()
+        };
+        let refused = CampaignPlan::make(&Few::default().scenario(), &args);
+        refused.unwrap_err().to_string()
+    };
+    assert!(told(&place.path().join("none")).contains("there are no results"));
+    let other = place.path().join("other");
+    fs::create_dir(&other).unwrap();
+    Store::write(&other)
+        .unwrap()
+        .put_campaign(&store::Campaign {
+            scenario: "other".into(),
+            ..store::Campaign::default()
+        })
+        .unwrap();
+    assert!(
+        told(&other).contains("its results are of other"),
+        "{}",
+        told(&other)
+    );
+    let empty = place.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    drop(Store::write(&empty).unwrap());
+    assert!(told(&empty).contains("no repetition is over there"));
+}
+
+#[test]
+fn only_to_go_on_is_refused_where_nothing_has_begun() {
+    let place = place();
+    let args = RunArgs {
+        scenario: "smoke".into(),
+        out: Some(place.path().join("not/mounted")),
+        resume: true,
+        ..arguments()
+    };
+    let refusal = run(&args).unwrap_err().to_string();
+    assert!(refusal.contains("leave --resume out to begin"), "{refusal}");
+    assert!(!place.path().join("not").exists());
+}
+
+#[test]
+fn shards_that_hand_in_at_their_end_are_together_the_whole_campaign() {
+    let place = place();
+    let few = Few::default();
+    let shared = place.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    let (progress, said) = lines();
+    let mut progress = Some(progress);
+    for number in 1..=3 {
+        let args = RunArgs {
+            shard: Some(format!("{number}/3")),
+            to: Some(shared.display().to_string()),
+            patience: 60,
+            ..arguments()
+        };
+        let out = place.path().join(number.to_string());
+        let to = progress.take().unwrap_or_else(silent);
+        run_to(&out, &few, &args, &mut Fake::default(), &|_| Ok(()), to).unwrap();
+    }
+    let said = said();
+    let last = said.last().unwrap();
+    assert_eq!(
+        (&last["event"], &last["there"]),
+        (&"handed-in".into(), &0.into())
+    );
+    assert!(last["added"].as_u64().unwrap() > 0);
+    // What was merged of them adds nothing.
+    let all = place.path().join("all");
+    let parts = [1, 2, 3].map(|number| place.path().join(number.to_string()));
+    join(&[&parts[0], &parts[1], &parts[2]], &all).unwrap();
+    let to = Place::parse(&shared.display().to_string()).unwrap();
+    let again = hand_in::hand_in(&all, &to, Duration::ZERO).unwrap().json();
+    assert_eq!((&again["added"], &again["there"]), (&0.into(), &8.into()));
+}
+
+#[test]
+fn results_that_cannot_be_handed_in_are_told_and_stay() {
+    let out = place();
+    let few = Few::default();
+    let args = RunArgs {
+        to: Some(out.path().join("not/mounted").display().to_string()),
+        ..arguments()
+    };
+    let mut fake = Fake::default();
+    let refusal = run_in(out.path(), &few, &args, &mut fake).unwrap_err();
+    assert!(
+        refusal.to_string().contains("mount the shared storage"),
+        "{refusal}"
+    );
+    soundly_done(out.path(), &few, &fake);
 }
