@@ -81,6 +81,22 @@ fn a_task_of_a_slurm_array_runs_its_shard_in_a_directory_of_its_own() {
 }
 
 #[test]
+fn a_task_of_a_part_of_the_array_has_its_own_shard_still() {
+    let script = Script::new();
+    let env = [
+        ("SLURM_ARRAY_TASK_ID", "5"),
+        ("SLURM_ARRAY_TASK_MIN", "2"),
+        ("SLURM_ARRAY_TASK_COUNT", "2"),
+        ("SHARDS", "8"),
+    ];
+    assert!(script.run(&["shard"], &env).status.success());
+    assert_eq!(
+        script.calls(),
+        ["hoplite-lab run smoke --out out.shards/5 --shard 5/8 --json"]
+    );
+}
+
+#[test]
 fn a_task_ends_as_its_shard_did() {
     let script = Script::new();
     let env = [TASK[0], TASK[1], TASK[2], ("CODE", "1")];
@@ -101,6 +117,11 @@ fn submitting_asks_for_all_shards_and_joins_them_after_the_last() {
         calls[1].contains("--dependency=afterok:7") && calls[1].ends_with("slurm-array.sh join"),
         "{calls:?}"
     );
+    assert!(calls[1].contains("--kill-on-invalid-dep=yes"), "{calls:?}");
+    let said = String::from_utf8_lossy(&ended.stdout);
+    assert_eq!(said, "shards: job 7, join: job 7\n");
+    script.run(&["submit"], &[("SHARDS", "8"), ("TASKS", "2,5")]);
+    assert!(script.calls()[2].contains("--array=2,5 "));
 }
 
 #[test]
