@@ -2,11 +2,9 @@
 //! It asks the machine, changes nothing, and succeeds if a scenario (or `smoke`) can be run.
 
 use std::{
-    env,
     fs::File,
     io::{self, Read, Seek, Write},
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -24,7 +22,7 @@ use crate::{
         },
         world,
     },
-    netns::{process::search_path, tun},
+    netns::{process::find_program, tun},
 };
 
 /// What `doctor` answers for if it is not told.
@@ -33,7 +31,7 @@ const USUAL: &str = "smoke";
 /// One thing that was looked for.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Check {
-    /// `machine`, or the subject that wants it.
+    /// `machine`, `workloads`, or the subject that wants it.
     of: String,
     /// What was looked for.
     check: String,
@@ -71,11 +69,16 @@ pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let wanted = scenario.subjects();
     let mut checks = machine_checks();
     for subject in &wanted {
-        checks.extend(program_checks(subject, true));
+        checks.extend(subject_checks(subject, true));
     }
+    checks.extend(program_checks(
+        "workloads",
+        scenario.needs_of_workloads(),
+        true,
+    ));
     if args.scenario.is_none() {
         for subject in &others(&wanted) {
-            checks.extend(program_checks(subject, false));
+            checks.extend(subject_checks(subject, false));
         }
     }
     let written = if args.json {
@@ -275,7 +278,7 @@ const SHOWN: usize = 60;
 const NO_COMMAND: &str = "no command installs it: see its project, and the subject's file";
 
 /// What a subject needs; `needed` if the scenario uses it. One that needs nothing says so.
-fn program_checks(subject: &SubjectFile, needed: bool) -> Vec<Check> {
+fn subject_checks(subject: &SubjectFile, needed: bool) -> Vec<Check> {
     if subject.needs.is_empty() {
         let check = check(
             "programs",
@@ -289,14 +292,19 @@ fn program_checks(subject: &SubjectFile, needed: bool) -> Vec<Check> {
             ..check
         }];
     }
+    program_checks(&subject.name, &subject.needs, needed)
+}
+
+/// What a subject needs, or the workloads do; `needed` if the scenario uses it.
+fn program_checks(of: &str, all: &[Needs], needed: bool) -> Vec<Check> {
     let places = Places::find(false).ok();
-    let look = |needs: &Needs| look_for(&subject.name, needs, needed, places.as_ref());
-    subject.needs.iter().map(look).collect()
+    let look = |needs: &Needs| look_for(of, needs, needed, places.as_ref());
+    all.iter().map(look).collect()
 }
 
 fn look_for(of: &str, needs: &Needs, needed: bool, places: Option<&Places>) -> Check {
     let command = filled(&needs.command, places);
-    let path = find(&command);
+    let path = find_program(&command);
     let install = Some(needs.install.clone()).filter(|install| !install.is_empty());
     let (state, remedy) = match (&path, &install) {
         (Some(_), _) => (State::Ok, ""),
@@ -338,26 +346,11 @@ fn filled(text: &str, places: Option<&Places>) -> String {
         .replace("{lab}", &places.lab)
 }
 
-fn find(command: &str) -> Option<PathBuf> {
-    if command.contains('/') {
-        return Some(PathBuf::from(command)).filter(|path| runs(path));
-    }
-    let path = search_path();
-    let mut places = env::split_paths(&path).map(|place| place.join(command));
-    places.find(|path| runs(path))
-}
-
-fn runs(path: &Path) -> bool {
-    let executable = |mode: u32| mode & 0o111 != 0;
-    path.metadata()
-        .is_ok_and(|found| found.is_file() && executable(found.permissions().mode()))
-}
-
 /// The first line that the command says, on stdout or else on stderr.
 fn version(words: &[String]) -> Option<String> {
     let (program, arguments) = words.split_first()?;
     let (out, err) = (tempfile::tempfile().ok()?, tempfile::tempfile().ok()?);
-    let mut command = Command::new(find(program)?);
+    let mut command = Command::new(find_program(program)?);
     command.args(arguments).stdin(Stdio::null());
     command
         .stdout(out.try_clone().ok()?)
@@ -495,7 +488,7 @@ mod tests {
     fn every_subject_that_comes_with_the_lab_is_told_with_its_install_commands_or_that_there_is_nothing_to_install()
      {
         for subject in scenario::built_in_subjects() {
-            let checks = program_checks(&subject, false);
+            let checks = subject_checks(&subject, false);
             let mut out = Vec::new();
             write_table(&mut out, &checks).unwrap();
             let text = String::from_utf8(out).unwrap();

@@ -159,6 +159,7 @@ impl Try {
             seed: 1,
             qlog: None,
             interface: None,
+            surroundings: None,
         };
         let host = self.lab.host(&plan.from).unwrap();
         let mut work = host

@@ -75,6 +75,7 @@ fn transfers_that_fail_are_told_as_lines_and_the_process_ends_well() {
         seed: 1,
         qlog: None,
         interface: None,
+        surroundings: None,
     };
     let output = work(&(serde_json::to_string(&order).unwrap() + "\n"));
     assert_eq!(output.status.code(), Some(0));

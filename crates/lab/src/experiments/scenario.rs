@@ -345,11 +345,18 @@ impl Scenario {
         self.checked.subjects.values().collect()
     }
 
-    /// What its subjects need, each once.
+    /// What its workloads need, each once.
+    #[must_use]
+    pub fn needs_of_workloads(&self) -> &[Needs] {
+        &self.checked.needs
+    }
+
+    /// What its subjects and workloads need, each once.
     #[must_use]
     pub fn needs(&self) -> Vec<&Needs> {
         let mut needs: Vec<&Needs> = Vec::new();
-        for needed in self.checked.subjects.values().flat_map(|file| &file.needs) {
+        let of_subjects = self.checked.subjects.values().flat_map(|file| &file.needs);
+        for needed in of_subjects.chain(&self.checked.needs) {
             if !needs.contains(&needed) {
                 needs.push(needed);
             }
@@ -377,6 +384,8 @@ pub(crate) struct Checked {
     families: BTreeMap<String, String>,
     /// By what `use` or `file` says.
     pub(crate) subjects: BTreeMap<String, SubjectFile>,
+    /// Of the workloads of all cases.
+    needs: Vec<Needs>,
     traces: BTreeMap<String, Vec<u64>>,
 }
 
@@ -419,8 +428,8 @@ pub(crate) fn read(
     scenario.path = path.map(Path::to_owned);
     check_runs(root, scenario.repetitions, &check.labels);
     text.clone_into(&mut scenario.source);
-    let (labels, traces, others) = (check.labels, check.traces.into_inner(), check.others);
-    let families = check.families;
+    let (labels, families, needs) = (check.labels, check.families, check.needs);
+    let (traces, others) = (check.traces.into_inner(), check.others);
     let mut wrong = complaints.into_list();
     wrong.extend(others);
     if !wrong.is_empty() {
@@ -432,6 +441,7 @@ pub(crate) fn read(
         labels,
         families,
         subjects,
+        needs,
         traces,
     });
     Ok(scenario)
@@ -541,6 +551,8 @@ pub(crate) struct Checker<'a> {
     /// Links of all cases.
     pub(crate) links: BTreeSet<String>,
     pub(crate) traces: RefCell<BTreeMap<String, Vec<u64>>>,
+    /// What workloads of all cases need.
+    pub(crate) needs: Vec<Needs>,
     things: usize,
     /// Complaints about subjects' files.
     pub(crate) others: Vec<Complaint>,
@@ -560,6 +572,7 @@ impl<'a> Checker<'a> {
             families: BTreeMap::new(),
             links: BTreeSet::new(),
             traces: RefCell::default(),
+            needs: Vec::new(),
             things: 0,
             others,
         }
@@ -592,6 +605,11 @@ impl<'a> Checker<'a> {
             .map(|plan| plan.steps.len() + plan.files.len())
             .sum();
         let (nodes, links) = (resolved.topology.nodes.len(), resolved.topology.links.len());
+        for needed in workloads::needs(&resolved.workloads) {
+            if !self.needs.contains(&needed) {
+                self.needs.push(needed);
+            }
+        }
         self.things += 1 + nodes + links + resolved.workloads.len() + steps;
         for used in &resolved.uses {
             if let Some(written) = &used.written {

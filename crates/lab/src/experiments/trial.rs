@@ -90,6 +90,8 @@ pub struct Keep {
     pub snaplen: u32,
     /// Whether endpoints and relays write qlog (`qlog/PROCESS/`).
     pub qlog: bool,
+    /// Whether browsers' visits are written (`har/WORKLOAD/`).
+    pub har: bool,
     /// Whether every drop is written (`drops.csv`), not only counted.
     pub drops: bool,
     /// Whether logs are kept of attempts that went well.

@@ -1,8 +1,9 @@
-//! What is carried: downloads, uploads, speed tests, requests, datagrams, schedules, HTTP fetches; each transfer with its phases, and how it failed
+//! What is carried: downloads, uploads, speed tests, requests, datagrams, schedules, HTTP fetches, visits of a browser; each transfer with its phases, and how it failed
 //! if it did, in TGen's words where it has one.
 //! The types are the contract; [`run`] are the processes (`hoplite-lab __work`, `__serve`), [`transfer`] and [`message`] are what they say to each
 //! other over TCP and UDP.
 
+pub mod browse;
 pub mod message;
 mod progress;
 pub mod run;
@@ -12,6 +13,8 @@ use std::{collections::BTreeMap, fmt, io, net::IpAddr, path::PathBuf, time::Dura
 
 use hoplite_workload::web::Spoilt;
 use serde::{Deserialize, Serialize};
+
+use self::browse::{Browse, Surroundings};
 
 /// One workload with every number resolved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -125,6 +128,8 @@ pub enum Kind {
         #[serde(default)]
         tuning: Tuning,
     },
+    /// Visits of a browser to pages.
+    Browse(Browse),
 }
 
 /// How both ends of an HTTP/3 connection carry.
@@ -195,6 +200,9 @@ pub struct Order {
     /// The interface that connections over TCP to anything but a proxy are bound to, whatever the routes say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
+    /// What a browser needs; told for `browse` alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub surroundings: Option<Surroundings>,
 }
 
 /// The door that a subject opens for programs on a host.
@@ -273,6 +281,9 @@ pub struct Transfer {
     /// - `udp-rate`: `jitter_us` (RFC 3550), one-way `delay_us_min`, `_p50`, `_p90`, `_p99`, `_max`;
     /// - `udp-echo`: the same of each direction, `up_delay_us_min`, `_p50`, `_p99`, `_max`, and `down_delay_us_…`;
     /// - `schedule`: `choice`, the row that was drawn, from 1;
+    /// - `browse`: `page`, `visit` (from 1), `objects` (of the page), `requests`, `requests_http1`, `_http2`, `_http3`, `handshakes` (of TLS), `egresses` (addresses
+    ///   that servers saw), `page_load_us`, `dom_content_loaded_us`, `first_contentful_paint_us`, `tls_all_us` (mean over the handshakes); its phases are the
+    ///   document's, `last_byte` that of the last object;
     /// - of a transfer in both directions, whose phases are those of what was received: `send_first_byte_us` and `send_last_byte_us`;
     /// - of a transfer that broke off: `unchecked_sent` and `unchecked_received`, bytes that moved and were not checked.
     pub more: BTreeMap<String, f64>,

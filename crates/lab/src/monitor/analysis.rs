@@ -71,6 +71,7 @@ fn sample(name: &str, subject: &str, one: &Measured) -> Sample {
         client: name.into(),
         target: "server".into(),
         kind: "download".into(),
+        egress: String::new(),
         transfer: one.transfer.clone(),
     }
 }

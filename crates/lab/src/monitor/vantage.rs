@@ -256,6 +256,7 @@ impl Vantage {
             seed: self.schedule.plan().payload_seed(due.number),
             qlog: None,
             interface: self.interface.is_some().then(|| self.name.clone()),
+            surroundings: None,
         }
     }
 

@@ -8,7 +8,10 @@ use std::{
     collections::HashMap,
     ffi::{OsStr, OsString},
     fmt, fs, io,
-    os::unix::process::{CommandExt, ExitStatusExt},
+    os::unix::{
+        fs::PermissionsExt,
+        process::{CommandExt, ExitStatusExt},
+    },
     path::{Path, PathBuf},
     process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
     sync::{Arc, LazyLock},
@@ -132,6 +135,22 @@ pub(crate) fn search_path() -> OsString {
     }
     path.push(SYSTEM_PATH);
     path
+}
+
+/// Where a program is, by its name on that path or by its own path.
+pub(crate) fn find_program(command: &str) -> Option<PathBuf> {
+    if command.contains('/') {
+        return Some(PathBuf::from(command)).filter(|path| runs(path));
+    }
+    let path = search_path();
+    let mut places = std::env::split_paths(&path).map(|place| place.join(command));
+    places.find(|path| runs(path))
+}
+
+fn runs(path: &Path) -> bool {
+    let executable = |mode: u32| mode & 0o111 != 0;
+    path.metadata()
+        .is_ok_and(|found| found.is_file() && executable(found.permissions().mode()))
 }
 
 /// What every process of the lab has in its environment.

@@ -212,18 +212,19 @@ fn fresh_proc() {
     }
 }
 
-/// Lets programs resolve the hosts' names, and no others: no query leaves a host but a subject's own.
+/// Lets programs resolve the hosts' names, and others with the resolver alone, if there is one: no other query leaves a host but a subject's own.
 ///
 /// # Errors
 /// The files cannot be written. A mount that is refused is only logged: plain addresses work without.
-pub(crate) fn name_hosts(directory: &Path, hosts: &BTreeMap<String, Addresses>) -> io::Result<()> {
+pub(crate) fn name_hosts(
+    directory: &Path,
+    hosts: &BTreeMap<String, Addresses>,
+    resolver: Option<Addresses>,
+) -> io::Result<()> {
     let etc = directory.join("etc");
     fs::create_dir_all(&etc)?;
-    let resolver = "# no resolver: names of hosts stand in /etc/hosts\n";
-    for (name, text) in [
-        ("hosts", hosts_file(hosts)),
-        ("resolv.conf", resolver.to_owned()),
-    ] {
+    let resolver = resolver_file(resolver);
+    for (name, text) in [("hosts", hosts_file(hosts)), ("resolv.conf", resolver)] {
         let (ours, theirs) = (etc.join(name), Path::new("/etc").join(name));
         fs::write(&ours, text)?;
         if let Err(error) = mount_bind(&ours, &theirs) {
@@ -231,6 +232,13 @@ pub(crate) fn name_hosts(directory: &Path, hosts: &BTreeMap<String, Addresses>) 
         }
     }
     Ok(())
+}
+
+fn resolver_file(resolver: Option<Addresses>) -> String {
+    match resolver {
+        Some(addresses) => format!("nameserver {}\n", addresses.v4),
+        None => "# no resolver: names of hosts stand in /etc/hosts\n".to_owned(),
+    }
 }
 
 fn hosts_file(hosts: &BTreeMap<String, Addresses>) -> String {
@@ -256,6 +264,16 @@ mod tests {
         assert!(text.starts_with("hoplite-lab: making namespaces: Operation not permitted"));
         assert!(text.contains("unprivileged_userns") && text.contains("run as root"));
         assert!(said(libc::ENOSPC).contains("user.max_user_namespaces"));
+    }
+
+    #[test]
+    fn names_are_asked_of_the_resolver_alone_if_there_is_one() {
+        assert!(resolver_file(None).starts_with("# no resolver"));
+        let addresses = Addresses {
+            v4: [10, 77, 0, 5].into(),
+            v6: "fd77::5".parse().unwrap(),
+        };
+        assert_eq!(resolver_file(Some(addresses)), "nameserver 10.77.0.5\n");
     }
 
     #[test]

@@ -26,6 +26,9 @@ pub const SPEED_TEST: &str = "ping_ms,download_mbps,upload_mbps,organization,ser
 pub const BROWSING: &str =
     "url,timestamp,privacy-relay,metric-plt,metric-domload,metric-paint,Location\n";
 
+/// Our own columns for visits of a browser.
+pub const VISITS: &str = "run,subject,case,workload,page,visit,began,egress,seen_as,error,why,page_load_ms,dom_content_loaded_ms,first_contentful_paint_ms,tls_ms,tls_all_ms,handshakes,requests,requests_http1,requests_http2,requests_http3,bytes\n";
+
 /// The size whose last fifth OnionPerf takes its throughput from.
 const FIVE_MEBIBYTES: u64 = 5_242_880;
 
@@ -47,7 +50,8 @@ fn line(fields: &[String]) -> String {
 /// Whether a sample is what TGen calls a stream: one TCP connection with payload.
 #[must_use]
 pub fn is_stream(sample: &Sample) -> bool {
-    sample.transfer.connection != 0 && !sample.kind.starts_with("udp-")
+    let stream = !sample.kind.starts_with("udp-") && sample.kind != "browse";
+    sample.transfer.connection != 0 && stream
 }
 
 /// OnionPerf's line of a stream; `label` names its data set.
@@ -129,8 +133,10 @@ pub struct Paper000 {
     pub bulk: String,
     /// Speed tests: downloads or uploads over several connections, or by time.
     pub speed_test: String,
-    /// Fetches over HTTP.
+    /// Fetches over HTTP, and visits of a browser.
     pub browsing: String,
+    /// Visits of a browser, in columns of our own.
+    pub visits: String,
 }
 
 /// The lines of one repetition; `place` stands for the paper's location.
@@ -141,8 +147,15 @@ pub fn paper_000(samples: &[Sample], place: &str) -> Paper000 {
         return lines;
     };
     let subject = first.key.subject.clone();
-    for sample in samples.iter().filter(|sample| sample.kind == "http") {
-        lines.browsing += &fetch(sample, &subject, place);
+    for sample in samples {
+        match sample.kind.as_str() {
+            "http" => lines.browsing += &fetch(sample, &subject, place),
+            "browse" => {
+                lines.browsing += &visit(sample, &subject, place);
+                lines.visits += &visit_whole(sample, place);
+            }
+            _ => {}
+        }
     }
     let kinds: BTreeMap<&str, &str> = samples
         .iter()
@@ -184,6 +197,62 @@ fn fetch(sample: &Sample, subject: &str, place: &str) -> String {
         String::new(),
         String::new(),
         place.to_owned(),
+    ])
+}
+
+/// A visit in milliseconds; one that failed has no times.
+fn visit(sample: &Sample, subject: &str, place: &str) -> String {
+    let transfer = &sample.transfer;
+    let time = |name: &str| {
+        let time = transfer.more.get(name).filter(|_| transfer.error.is_none());
+        told(time.map(|micros| micros / 1e3))
+    };
+    let page = transfer.more.get("page").copied().unwrap_or_default();
+    line(&[
+        format!("{}/page{page}", transfer.workload),
+        Utc::at(transfer.began).precisely(),
+        subject.to_owned(),
+        time("page_load_us"),
+        time("dom_content_loaded_us"),
+        time("first_contentful_paint_us"),
+        place.to_owned(),
+    ])
+}
+
+/// All that is known of a visit, also of one that failed.
+fn visit_whole(sample: &Sample, place: &str) -> String {
+    let transfer = &sample.transfer;
+    let figure = |name: &str| told(transfer.more.get(name).copied());
+    let time = |name: &str| told(transfer.more.get(name).map(|micros| micros / 1e3));
+    let error = transfer.error.as_ref();
+    let tls = whole_transfers(std::slice::from_ref(transfer));
+    let tls = tls.first().and_then(|whole| whole.handshake);
+    line(&[
+        sample.run.clone(),
+        sample.key.subject.clone(),
+        place.to_owned(),
+        transfer.workload.clone(),
+        figure("page"),
+        figure("visit"),
+        Utc::at(transfer.began).precisely(),
+        sample.egress.clone(),
+        transfer
+            .seen_as
+            .map(|ip| ip.to_string())
+            .unwrap_or_default(),
+        error.map(|error| error.kind.clone()).unwrap_or_default(),
+        error.map(|error| error.why.clone()).unwrap_or_default(),
+        time("page_load_us"),
+        time("dom_content_loaded_us"),
+        time("first_contentful_paint_us"),
+        told(tls.map(|micros| seconds(micros) * 1e3)),
+        time("tls_all_us"),
+        figure("handshakes"),
+        figure("requests"),
+        figure("requests_http1"),
+        figure("requests_http2"),
+        figure("requests_http3"),
+        transfer.moved[1].to_string(),
     ])
 }
 
@@ -477,6 +546,12 @@ impl Utc {
         format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{micros:06}")
     }
 
+    /// `2026-11-21T10:03:00.250000Z`, as ISO 8601 has it.
+    #[must_use]
+    pub fn iso(self) -> String {
+        self.precisely().replace(' ', "T") + "Z"
+    }
+
     /// `2026-11-21 10:03 UTC`.
     #[must_use]
     pub fn shortly(self) -> String {
@@ -542,6 +617,44 @@ mod tests {
         });
         let line = onionperf(&sample(one), "x");
         assert!(line.contains(",0.1,,TGEN/READ,,x,2000000,"), "{line}");
+    }
+
+    #[test]
+    fn a_visit_is_a_line_with_its_times_and_one_that_failed_with_its_reason() {
+        let mut one = sample(transfer("browse", 1, 1));
+        one.kind = "browse".into();
+        one.transfer.phases.tls = Some(50_000);
+        one.transfer.more = [("page", 7.0), ("visit", 2.0), ("page_load_us", 900_000.0)]
+            .map(|(name, value)| (name.to_owned(), value))
+            .into();
+        let lines = paper_000(std::slice::from_ref(&one), "fibre");
+        let when = "2027-01-15 08:00:00.250000";
+        assert_eq!(
+            lines.browsing,
+            format!("browse/page7,{when},native,900,,,fibre\n")
+        );
+        let run = &one.run;
+        let known = format!("{run},native,fibre,browse,7,2,{when},client,10.77.0.1,");
+        assert_eq!(lines.visits, format!("{known},,900,,,30,,,,,,,2000000\n"));
+        assert_eq!(
+            lines.visits.matches(',').count(),
+            VISITS.matches(',').count()
+        );
+        one.transfer.error = Some(TransferError {
+            kind: "TIMEOUT".into(),
+            why: "silence".into(),
+        });
+        let lines = paper_000(std::slice::from_ref(&one), "fibre");
+        assert_eq!(
+            lines.browsing,
+            format!("browse/page7,{when},native,,,,fibre\n")
+        );
+        assert!(
+            lines
+                .visits
+                .starts_with(&format!("{known}TIMEOUT,silence,900,"))
+        );
+        assert!(!is_stream(&one), "it is no stream of TGen's");
     }
 
     #[test]

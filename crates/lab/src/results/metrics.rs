@@ -47,6 +47,14 @@ pub fn metrics(trial: &Trial, report: &Report, extra: &[(String, f64)]) -> Vec<M
     found.metrics
 }
 
+/// The times of a visit: what they are called here, and what its transfer calls them.
+const VISIT: [(&str, &str); 4] = [
+    ("page_load_s", "page_load_us"),
+    ("dom_content_loaded_s", "dom_content_loaded_us"),
+    ("first_contentful_paint_s", "first_contentful_paint_us"),
+    ("tls_all_s", "tls_all_us"),
+];
+
 /// Collects, and leaves out what is not a number.
 #[derive(Default)]
 struct Found {
@@ -73,6 +81,16 @@ impl Found {
         let label = label(whole, plan);
         let mut add = |name: &str, value| self.add(Some((&label, whole.number)), name, value);
         let kind = plan.map(|plan| &plan.kind);
+        if let Some(Kind::Browse(_)) = kind {
+            add("ttfb_s", whole.first_byte.map(seconds));
+            add("tls_s", whole.handshake.map(seconds));
+            for (name, told) in VISIT {
+                let told = whole.more.get(told);
+                add(name, told.map(|micros| micros / 1e6));
+            }
+            add("requests", whole.more.get("requests").copied());
+            return;
+        }
         if !matches!(kind, Some(Kind::UdpEcho { .. } | Kind::UdpRate { .. })) {
             add("ttfb_s", whole.first_byte.map(seconds));
             add("tls_s", whole.handshake.map(seconds));
@@ -204,7 +222,7 @@ pub(super) fn seconds(micros: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::sample::examples::{bulk, process, report, request, transfer, trial};
+    use crate::results::sample::examples::{bulk, plan, process, report, request, transfer, trial};
 
     fn value(metrics: &[Metric], workload: Option<&str>, name: &str) -> Option<f64> {
         let same = |metric: &&Metric| metric.workload.as_deref() == workload && metric.name == name;
@@ -294,6 +312,30 @@ mod tests {
         assert_eq!(value(&found, Some("ask"), "rtt_ms"), Some(22.0));
         assert_eq!(value(&found, Some("ask"), "jitter_ms"), Some(9.0));
         assert_eq!(value(&found, Some("ask"), "goodput_bps"), None);
+    }
+
+    #[test]
+    fn a_visit_has_the_times_of_its_page_and_neither_goodput_nor_last_byte() {
+        let kind = serde_json::json!({
+            "kind": "browse", "browser": "firefox", "pages": 1, "visits": 1, "seed": 1,
+            "settle": { "secs": 1, "nanos": 0 }, "resolver": "server",
+        });
+        let plan = plan("browse", serde_json::from_value(kind).unwrap());
+        let mut one = transfer("browse", 1, 1);
+        one.phases.tls = Some(50_000);
+        one.more = [
+            ("page_load_us", 900_000.0),
+            ("page", 7.0),
+            ("requests", 74.0),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into();
+        let found = metrics(&trial(vec![plan]), &report(vec![one]), &[]);
+        let names = found.iter().filter(|metric| metric.workload.is_some());
+        let names: Vec<_> = names.map(|metric| metric.name.as_str()).collect();
+        assert_eq!(names, ["ttfb_s", "tls_s", "page_load_s", "requests"]);
+        assert_eq!(value(&found, Some("browse"), "page_load_s"), Some(0.9));
+        assert_eq!(value(&found, Some("browse"), "tls_s"), Some(0.03));
     }
 
     #[test]

@@ -185,6 +185,7 @@ fn transfer_columns() -> Vec<Column> {
         text("seen_as", |sample| {
             sample.transfer.seen_as.map(|ip| ip.to_string())
         }),
+        text("egress", |sample| Some(sample.egress.clone())),
         whole("asked_sent", |sample| Some(sample.transfer.asked[0])),
         whole("asked_received", |sample| Some(sample.transfer.asked[1])),
         whole("moved_sent", |sample| Some(sample.transfer.moved[0])),
@@ -479,6 +480,7 @@ impl Fields {
             client: text("client"),
             target: text("target"),
             kind: text("kind"),
+            egress: text("egress"),
             transfer: self.transfer(),
         }
     }

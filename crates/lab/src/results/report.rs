@@ -176,6 +176,7 @@ struct Exports {
     bulk: BufWriter<File>,
     speed_test: BufWriter<File>,
     browsing: BufWriter<File>,
+    visits: BufWriter<File>,
     found: Exported,
 }
 
@@ -201,6 +202,7 @@ impl Exports {
             bulk: begin("bulk.csv", export::BULK)?,
             speed_test: begin("speedtest.csv", export::SPEED_TEST)?,
             browsing: begin("browsing.csv", export::BROWSING)?,
+            visits: begin("visits.csv", export::VISITS)?,
             found: Exported::default(),
         })
     }
@@ -254,7 +256,8 @@ impl Exports {
         let lines = export::paper_000(samples, place);
         self.bulk.write_all(lines.bulk.as_bytes())?;
         self.speed_test.write_all(lines.speed_test.as_bytes())?;
-        self.browsing.write_all(lines.browsing.as_bytes())
+        self.browsing.write_all(lines.browsing.as_bytes())?;
+        self.visits.write_all(lines.visits.as_bytes())
     }
 
     /// A transfer with a sum over its connections counts once.
@@ -279,6 +282,7 @@ impl Exports {
             &mut self.bulk,
             &mut self.speed_test,
             &mut self.browsing,
+            &mut self.visits,
         ] {
             file.flush()?;
         }

@@ -22,6 +22,8 @@ pub struct Sample {
     pub target: String,
     /// The kind of workload, `download`, `udp-echo`, …; empty if the scenario does not have it any more.
     pub kind: String,
+    /// The host whose address the server saw: the subject's last relay, or the client itself. Empty if it is none of the network's.
+    pub egress: String,
     /// What its client saw.
     pub transfer: Transfer,
 }
@@ -30,6 +32,13 @@ pub struct Sample {
 #[must_use]
 pub fn samples(trial: &Trial, report: &Report) -> Vec<Sample> {
     let run = trial.key.id();
+    let addresses = trial.topology.addresses();
+    let egress = |transfer: &Transfer| {
+        let seen = transfer.seen_as?.to_canonical();
+        let mut hosts = addresses.iter();
+        let found = hosts.find(|(_, of)| seen == of.v4 || seen == of.v6);
+        found.map(|(host, _)| host.clone())
+    };
     let sample = |transfer: &Transfer| {
         let plan = trial
             .workloads
@@ -44,6 +53,7 @@ pub fn samples(trial: &Trial, report: &Report) -> Vec<Sample> {
             kind: plan
                 .map(|plan| name(&plan.kind).to_owned())
                 .unwrap_or_default(),
+            egress: egress(transfer).unwrap_or_default(),
             transfer: transfer.clone(),
         }
     };
@@ -61,6 +71,7 @@ pub fn name(kind: &Kind) -> &'static str {
         Kind::UdpRate { .. } => "udp-rate",
         Kind::Schedule { .. } => "schedule",
         Kind::Http { .. } => "http",
+        Kind::Browse(_) => "browse",
     }
 }
 
@@ -212,6 +223,24 @@ mod tests {
     }
 
     #[test]
+    fn a_sample_is_labelled_with_the_host_whose_address_the_server_saw() {
+        let trial = examples::trial(vec![examples::bulk("get", 1)]);
+        let seen = |address: Option<&str>| Transfer {
+            seen_as: address.map(|address| address.parse().unwrap()),
+            ..transfer("get", 1, 1)
+        };
+        let all = [
+            seen(Some("10.77.0.3")),
+            seen(Some("fd77::1")),
+            seen(Some("192.0.2.1")),
+            seen(None),
+        ];
+        let samples = samples(&trial, &examples::report(all.into()));
+        let egresses: Vec<_> = samples.iter().map(|one| one.egress.as_str()).collect();
+        assert_eq!(egresses, ["relay1", "client", "", ""]);
+    }
+
+    #[test]
     fn a_figure_that_several_connections_tell_is_averaged_also_beside_their_sum() {
         let parts = [
             with(1, &[("jitter_us", 10.0), ("lost", 4.0)]),
@@ -240,7 +269,7 @@ pub(crate) mod examples {
             trial::{EmulatorHealth, Keep, Outcome, ProcessUse},
             workload::{Bulk, Phases, Plan},
         },
-        topology::Topology,
+        topology::{Node, Topology},
     };
 
     pub(crate) fn plan(name: &str, kind: Kind) -> Plan {
@@ -281,7 +310,10 @@ pub(crate) mod examples {
                 repetition: 1,
             },
             seed: 7,
-            topology: Topology::default(),
+            topology: Topology {
+                nodes: ["client", "server", "relay1"].map(Node::host).into(),
+                links: Vec::new(),
+            },
             subject: subject::Plan::default(),
             workloads,
             sysctls: BTreeMap::new(),

@@ -320,6 +320,7 @@ fn staying(from: &Path, what: &Keep, failed: bool) -> Result<Vec<PathBuf>, Failu
         }
     };
     also("qlog", what.qlog);
+    also("har", what.har);
     also("drops.csv", what.drops);
     also("logs", what.logs || failed);
     also("world.log", what.logs || failed);

@@ -86,6 +86,7 @@ pub(crate) fn everything(snaplen: u32) -> Keep {
         pcap: vec!["*".to_owned()],
         snaplen,
         qlog: true,
+        har: true,
         drops: true,
         logs: true,
     }

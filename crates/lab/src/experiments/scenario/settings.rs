@@ -90,7 +90,7 @@ pub(crate) fn keep(root: Reader<'_>) -> Keep {
             ..Keep::default()
         };
     };
-    keep.only("pcap snaplen qlog drops logs");
+    keep.only("pcap snaplen qlog har drops logs");
     Keep {
         pcap: keep
             .list("pcap")
@@ -99,6 +99,7 @@ pub(crate) fn keep(root: Reader<'_>) -> Keep {
             .collect(),
         snaplen: keep.count("snaplen", SNAPLEN, 64, 65535),
         qlog: keep.flag("qlog", false),
+        har: keep.flag("har", false),
         drops: keep.flag("drops", false),
         logs: keep.flag("logs", false),
     }

@@ -545,6 +545,31 @@ fn subjects_and_traces_are_found_beside_the_scenario_and_never_read_again() {
 }
 
 #[test]
+fn a_browser_visits_the_pages_of_its_server_and_is_looked_for_by_doctor() {
+    let text = CHAIN.replace(
+        "kind = \"http\"\nversion = 3\nbytes = \"2MB\"\n",
+        "kind = \"browse\"\nbrowser = \"chromium\"\nvisits = 5\n",
+    );
+    let scenario = parse("s.toml", &text).expect("valid");
+    let [plan] = &of_case(&scenario, "0").workloads[..] else {
+        panic!("one workload");
+    };
+    let Kind::Browse(browse) = &plan.kind else {
+        panic!("{plan:?}");
+    };
+    assert_eq!((browse.pages, browse.visits, browse.seed), (100, 5, 1));
+    assert_eq!(
+        (plan.to.as_str(), browse.resolver.as_str()),
+        ("server", "server")
+    );
+    assert_eq!(plan.timeout, Duration::from_secs(60), "of one visit");
+    let needs = scenario.needs_of_workloads();
+    let commands: Vec<_> = needs.iter().map(|need| need.command.as_str()).collect();
+    assert_eq!(commands, ["chromedriver", "certutil"]);
+    assert!(chain().needs_of_workloads().is_empty());
+}
+
+#[test]
 fn a_name_that_is_no_file_is_a_built_in_scenario() {
     assert_eq!(load(Path::new("smoke")).expect("built in").path, None);
     let failure = load(Path::new("smok")).expect_err("unknown").to_string();

@@ -7,10 +7,15 @@ use super::{
     expression::Value,
     network::nearest,
     reader::{Reader, name, one_of},
+    subject_file::Needs,
     units,
 };
 use crate::{
-    experiments::workload::{Bulk, Choice, Congestion, Kind, Plan, Tuning},
+    experiments::workload::{
+        Bulk, Choice, Congestion, Kind, Plan, Tuning,
+        browse::{Browse, BrowserName, pages},
+    },
+    netns::process::find_program,
     topology::{NodeKind, Topology},
 };
 
@@ -22,11 +27,15 @@ const LARGEST_DATAGRAM: u64 = 65_507;
 /// QUIC's smallest largest packet (RFC 9000 §14.1).
 const SMALLEST_PACKET: u64 = 1200;
 
+/// A page that takes longer has not been loaded, and a browser that takes longer to start does not. A page with a long tail takes half a minute at 1 Mbit/s.
+const PAGE: Duration = Duration::from_secs(60);
+const BROWSER: Duration = Duration::from_secs(60);
+
 /// Keys of every `[[workload]]`.
 const KEYS: &str = "name as kind from to group at direct may_fail stall timeout when repeat";
 
 /// Kinds and their own keys.
-const KINDS: [(&str, &str); 7] = [
+const KINDS: [(&str, &str); 8] = [
     ("download", "bytes time connections count pause"),
     ("upload", "bytes time connections count pause"),
     ("request", "request response count pause"),
@@ -37,6 +46,7 @@ const KINDS: [(&str, &str); 7] = [
         "http",
         "version bytes count parallel fresh upload congestion packet",
     ),
+    ("browse", "browser pages visits seed settle resolver"),
 ];
 
 /// Reads all workloads of a case.
@@ -61,6 +71,7 @@ pub(crate) fn workloads(root: Reader<'_>, topology: &Topology) -> Vec<Plan> {
                 );
                 entry.wrong("name", what, "another name; {i} tells repeated ones apart");
             }
+            check_pages(entry, &plan, &plans);
             plans.push(plan);
             if plans.len() > MOST {
                 entry.wrong(
@@ -93,8 +104,12 @@ fn workload(entry: Reader<'_>, topology: &Topology) -> Option<Plan> {
     };
     let from = host(entry, "from", "client", topology);
     let to = host(entry, "to", "server", topology);
-    let kind = kind(word, entry);
+    let kind = kind(word, entry, (to.as_deref(), topology));
     let (from, to, kind) = (from?, to?, kind?);
+    let (stall, timeout) = match &kind {
+        Kind::Browse(_) => (BROWSER, PAGE),
+        _ => (Plan::STALL, Plan::TIMEOUT),
+    };
     if from == to {
         let what = format!("it goes from {} to itself", quoted(&from));
         entry.wrong("to", what, "another host");
@@ -108,10 +123,50 @@ fn workload(entry: Reader<'_>, topology: &Topology) -> Option<Plan> {
         to,
         direct: entry.flag("direct", false),
         may_fail: entry.flag("may_fail", false),
+        stall: entry.read("stall", some_time).unwrap_or(stall),
+        timeout: entry.read("timeout", some_time).unwrap_or(timeout),
         kind,
-        stall: entry.read("stall", some_time).unwrap_or(Plan::STALL),
-        timeout: entry.read("timeout", some_time).unwrap_or(Plan::TIMEOUT),
     })
+}
+
+/// Pages have one address and one resolver in a case, for all hosts of a world have one file of resolvers.
+fn check_pages(entry: Reader<'_>, plan: &Plan, others: &[Plan]) {
+    let place = |plan: &Plan| match &plan.kind {
+        Kind::Browse(browse) => Some((plan.to.clone(), browse.resolver.clone())),
+        _ => None,
+    };
+    let (own, other) = (place(plan), others.iter().find_map(place));
+    if own.is_some() && other.is_some() && own != other {
+        entry.wrong(
+            "to",
+            "another workload of the kind \"browse\" has another host or resolver",
+            "the same hosts for all of them",
+        );
+    }
+}
+
+/// The programs that workloads start.
+pub(crate) fn needs(plans: &[Plan]) -> Vec<Needs> {
+    let mut needs = Vec::new();
+    for plan in plans {
+        let Kind::Browse(browse) = &plan.kind else {
+            continue;
+        };
+        let programs = browse.browser.programs();
+        let there = programs.iter().find(|name| find_program(name).is_some());
+        let program = *there.unwrap_or(&programs[0]);
+        needs.push(Needs {
+            command: program.into(),
+            install: format!("apt-get install {}", browse.browser.packages()),
+            version: vec![program.into(), "--version".into()],
+        });
+        needs.push(Needs {
+            command: "certutil".into(),
+            install: "apt-get install libnss3-tools".into(),
+            version: Vec::new(),
+        });
+    }
+    needs
 }
 
 /// What several workloads are called together. The report knows a failed transfer by its workload's name alone, which therefore begins with it.
@@ -170,7 +225,7 @@ fn hosts(topology: &Topology) -> impl Iterator<Item = &str> {
     hosts.map(|node| node.name.as_str())
 }
 
-fn kind(word: &str, entry: Reader<'_>) -> Option<Kind> {
+fn kind(word: &str, entry: Reader<'_>, (to, topology): (Option<&str>, &Topology)) -> Option<Kind> {
     match word {
         "download" => bulk(entry).map(Kind::Download),
         "upload" => bulk(entry).map(Kind::Upload),
@@ -178,6 +233,7 @@ fn kind(word: &str, entry: Reader<'_>) -> Option<Kind> {
         "udp-echo" => udp_echo(entry),
         "udp-rate" => udp_rate(entry),
         "schedule" => schedule(entry),
+        "browse" => browse(entry, to, topology).map(Kind::Browse),
         _ => http(entry),
     }
 }
@@ -321,6 +377,28 @@ fn tuning(entry: Reader<'_>) -> Tuning {
         congestion: congestion.unwrap_or_default(),
         packet: short(packet.unwrap_or(0)),
     }
+}
+
+fn browse(entry: Reader<'_>, to: Option<&str>, topology: &Topology) -> Option<Browse> {
+    let words = [
+        ("firefox", BrowserName::Firefox),
+        ("chromium", BrowserName::Chromium),
+    ];
+    let resolver = match entry.table.node("resolver") {
+        Some(_) => host(entry, "resolver", "resolver", topology)?,
+        None => to?.to_owned(),
+    };
+    let settle = entry.read("settle", units::duration);
+    Some(Browse {
+        browser: entry
+            .read("browser", |value| one_of(value, &words))
+            .unwrap_or_default(),
+        pages: entry.count("pages", 100, 1, pages::MOST_PAGES.into()),
+        visits: entry.count("visits", 1, 1, 1000),
+        seed: entry.count("seed", 1, 0, 1 << 53),
+        settle: settle.unwrap_or(Duration::from_secs(1)),
+        resolver,
+    })
 }
 
 fn times(entry: Reader<'_>, default: u32) -> u32 {

@@ -1,8 +1,10 @@
-//! The processes that carry: `client` (`hoplite-lab __work`) and `server` (`__serve`), over TCP, UDP and HTTP, through every way in.
+//! The processes that carry: `client` (`hoplite-lab __work`) and `server` (`__serve`), over TCP, UDP and HTTP, and by a browser,
+//! through every way in.
 
+mod browse;
 pub mod client;
 mod connect;
-mod http;
+pub(crate) mod http;
 mod record;
 pub mod server;
 mod tcp;

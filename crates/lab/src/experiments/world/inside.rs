@@ -245,7 +245,9 @@ fn attempt(trial: &Trial, watchdog: &Watchdog) -> Result<Report, Failure> {
     let mut report = blank(world::unix_now());
     watchdog.doing("building the network");
     let (lab, tuns) = Lab::build(&trial.topology, &trial.sysctls)?;
-    user::name_hosts(&trial.directory, &trial.topology.addresses())
+    let addresses = trial.topology.addresses();
+    let resolver = workloads::resolver(trial).and_then(|host| addresses.get(host));
+    user::name_hosts(&trial.directory, &addresses, resolver.copied())
         .map_err(|error| unwritable(&trial.directory, &error))?;
     let emulator = start_emulator(trial, tuns)?;
     let outcome = carry(trial, &lab, &emulator, watchdog, &mut report);

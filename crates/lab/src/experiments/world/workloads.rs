@@ -24,7 +24,11 @@ use crate::{
     experiments::{
         subject::WayIn,
         trial::{Outcome, ProcessUse, Trial},
-        workload::{Order, Plan, Ports, Transfer, Way},
+        workload::{
+            Kind, Order, Plan, Ports, Transfer, Way,
+            browse::{Served, Surroundings},
+            run::http::pages,
+        },
     },
     log::tail,
     netns::{Host, Lab, Process, user::THIS_PROGRAM},
@@ -169,7 +173,56 @@ fn order(site: Site<'_>, plan: &Plan) -> io::Result<Order> {
         seed: seed(site.trial.seed, &plan.name),
         qlog: qlog_of(site.trial, &name_of(plan))?,
         interface: None,
+        surroundings: surroundings(site.trial, plan)?,
     })
+}
+
+/// What a browser finds: made when its workload begins.
+fn surroundings(trial: &Trial, plan: &Plan) -> io::Result<Option<Surroundings>> {
+    if !matches!(plan.kind, Kind::Browse(_)) {
+        return Ok(None);
+    }
+    let made = |part: &str| {
+        let directory = trial.directory.join(part).join(plain(&plan.name));
+        fs::create_dir_all(&directory)?;
+        io::Result::Ok(directory)
+    };
+    Ok(Some(Surroundings {
+        authority: pages::certificate_of(&authority(trial)),
+        scratch: made("profiles")?,
+        har: trial.record.har.then(|| made("har")).transpose()?,
+    }))
+}
+
+/// Where the authority of the pages is.
+fn authority(trial: &Trial) -> PathBuf {
+    trial.directory.join("authority")
+}
+
+/// The workload that visits pages, if there is one, and the host that knows their names.
+fn browsing(trial: &Trial) -> Option<(&Plan, &str)> {
+    trial.workloads.iter().find_map(|plan| match &plan.kind {
+        Kind::Browse(browse) => Some((plan, browse.resolver.as_str())),
+        _ => None,
+    })
+}
+
+/// The host that knows the names of pages, if pages are visited.
+pub(super) fn resolver(trial: &Trial) -> Option<&str> {
+    browsing(trial).map(|(_, resolver)| resolver)
+}
+
+/// What servers of pages are told, if pages are visited; makes their authority.
+fn served(trial: &Trial, lab: &Lab) -> io::Result<Option<String>> {
+    let Some((plan, _)) = browsing(trial) else {
+        return Ok(None);
+    };
+    let served = Served {
+        authority: authority(trial),
+        address: host(lab, &plan.to)?.addresses.v4,
+    };
+    pages::make_authority(&served.authority)?;
+    Ok(Some(serde_json::to_string(&served)?))
 }
 
 /// Depends on the trial's seed and the workload's name only: another workload beside it changes nothing.
@@ -419,13 +472,16 @@ struct Server {
 impl Servers {
     /// Starts them all, then waits until all are ready.
     pub(super) fn start(trial: &Trial, lab: &Lab) -> Result<Self, Outcome> {
-        let hosts: BTreeSet<&str> = trial
+        let mut hosts: BTreeSet<&str> = trial
             .workloads
             .iter()
             .map(|plan| plan.to.as_str())
             .collect();
+        hosts.extend(resolver(trial));
+        let served = served(trial, lab)
+            .map_err(|error| failed("making the authority of the pages", error.to_string(), ""))?;
         let started = hosts.into_iter().map(|host| {
-            let server = Server::start(trial, lab, host);
+            let server = Server::start(trial, lab, (host, served.as_deref()));
             server.map_err(|error| {
                 failed(
                     format!("starting the server on {host}"),
@@ -473,7 +529,7 @@ fn peak(process: &Process) -> u64 {
 }
 
 impl Server {
-    fn start(trial: &Trial, lab: &Lab, host: &str) -> io::Result<Self> {
+    fn start(trial: &Trial, lab: &Lab, (host, served): (&str, Option<&str>)) -> io::Result<Self> {
         let none = || io::Error::other(format!("there is no host {host:?}"));
         let log = log_of(trial, &format!("serve:{host}"))?;
         let launch = lab
@@ -486,6 +542,9 @@ impl Server {
             .stdout(Stdio::piped());
         if let Some(qlog) = qlog_of(trial, &format!("serve:{host}"))? {
             launch = launch.env("QLOGDIR", qlog);
+        }
+        if let Some(served) = served {
+            launch = launch.env(Served::VARIABLE, served);
         }
         let mut process = launch.spawn()?;
         Ok(Self {

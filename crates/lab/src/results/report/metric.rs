@@ -51,7 +51,8 @@ macro_rules! known {
 }
 
 /// In the order of the page.
-const KNOWN: [Known; 19] = known! {
+const KNOWN: [Known; 23] = known! {
+    "page_load_s" "Page load" Seconds Lower true;
     "goodput_bps" "Goodput" BitsPerSecond Higher true;
     "ttfb_s" "Time to first byte" Seconds Lower true;
     "ttlb_s" "Time to last byte" Seconds Lower true;
@@ -60,6 +61,9 @@ const KNOWN: [Known; 19] = known! {
     "loss_share" "Datagrams lost" Share Lower true;
     "jitter_ms" "Jitter" Milliseconds Lower false;
     "tls_s" "TLS handshake" Seconds Lower true;
+    "tls_all_s" "TLS handshake, mean of a visit's" Seconds Lower false;
+    "dom_content_loaded_s" "DOM content loaded" Seconds Lower false;
+    "first_contentful_paint_s" "First contentful paint" Seconds Lower false;
     "overhead_share" "Overhead, share of bytes" Share Lower true;
     "ack_share" "Acknowledgements, share of bytes" Share Lower true;
     "ack_frames_per_packet" "Tunnel ACK frames per data packet" Count Lower true;

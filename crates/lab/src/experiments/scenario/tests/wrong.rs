@@ -251,6 +251,21 @@ const MISTAKES: &[(&str, &str, &str)] = &[
         "matrx: there is no such key: did you mean \"matrix\"?",
     ),
     (
+        "kind = \"download\"\nbytes = \"1MB\"",
+        "kind = \"browse\"\nbrowser = \"opera\"",
+        "workload[0].browser: \"opera\" is not possible",
+    ),
+    (
+        "kind = \"download\"\nbytes = \"1MB\"",
+        "kind = \"browse\"\nresolver = \"relay7\"",
+        "workload[0].resolver: \"relay7\" is not a host",
+    ),
+    (
+        "kind = \"download\"\nbytes = \"1MB\"",
+        "kind = \"browse\"\n[[workload]]\nkind = \"browse\"\nname = \"other\"\nresolver = \"relay1\"",
+        "workload[1]: another workload of the kind \"browse\" has another host or resolver: the same hosts for all of them",
+    ),
+    (
         "[[workload]]",
         "[[workload]]\nmay_fail = \"yes\"",
         "workload[0].may_fail: \"yes\" is a text: true or false",

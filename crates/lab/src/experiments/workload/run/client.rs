@@ -18,7 +18,7 @@ use hoplite_workload::{
 use tokio::time::{sleep, timeout};
 
 use super::{
-    connect, http,
+    browse, connect, http,
     record::Record,
     tcp::{self, Job},
     udp,
@@ -95,6 +95,7 @@ pub async fn run(order: &Order, out: &mut dyn FnMut(Transfer) -> io::Result<()>)
         } => udp::echo(order, udp::echoes(size, count, interval), out).await,
         Kind::UdpRate { .. } => udp::rate(order, out).await,
         Kind::Http { .. } => http::run(order, out).await,
+        Kind::Browse(_) => browse::run(order, out).await,
     }
 }
 

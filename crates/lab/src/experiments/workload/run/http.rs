@@ -11,6 +11,7 @@
 //! one, and the first fetch that finds none makes it: its phases show what that took. A connection that failed is not used again.
 
 mod h3;
+pub(crate) mod pages;
 pub(crate) mod server;
 #[cfg(test)]
 mod tests;

@@ -25,6 +25,7 @@ use crate::{
     errors::Failure,
     experiments::workload::{
         Ports, TransferError,
+        browse::Served,
         progress::Progress,
         transfer::{Answer, HEAD, Head, Sender, Status, Verdict},
     },
@@ -50,10 +51,12 @@ pub fn main() -> Result<(), Failure> {
         let qlog = qlog().map_err(failed("opening the directory of QLOGDIR"))?;
         let server = Server::bind(Ports::default(), qlog.as_ref());
         let server = server.map_err(failed("opening the servers' ports"))?;
+        let pages = pages().map_err(failed("opening the ports of the pages' servers"))?;
         let ended = stdin_ended();
         say_ready().map_err(failed("telling that the servers are ready"))?;
         tokio::select! {
             () = server.run() => {}
+            () = serve_pages(pages) => {}
             _ = ended => {}
         }
         if let Some(qlog) = qlog {
@@ -72,6 +75,23 @@ fn qlog() -> io::Result<Option<Qlog>> {
     directory
         .map(|name| Qlog::start(Path::new(&name)))
         .transpose()
+}
+
+/// The servers of pages, if the environment asks for them.
+fn pages() -> io::Result<Option<http::pages::Server>> {
+    let Some(told) = std::env::var_os(Served::VARIABLE) else {
+        return Ok(None);
+    };
+    let served: Served = serde_json::from_str(&told.to_string_lossy())?;
+    let server = http::pages::Server::bind(&served, http::pages::Ports::default());
+    server.map(Some).map_err(io::Error::other)
+}
+
+async fn serve_pages(pages: Option<http::pages::Server>) {
+    match pages {
+        Some(pages) => pages.run().await,
+        None => std::future::pending().await,
+    }
 }
 
 fn say_ready() -> io::Result<()> {

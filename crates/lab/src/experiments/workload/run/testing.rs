@@ -58,6 +58,7 @@ pub(super) fn order(kind: Kind, ports: Ports) -> Order {
         seed: 1,
         qlog: None,
         interface: None,
+        surroundings: None,
     }
 }
 
