@@ -487,12 +487,19 @@ fn entry(entry: &Entry) -> Value {
     let time: f64 = parts.iter().filter_map(|(_, part)| *part).sum();
     let mut timings: serde_json::Map<String, Value> = parts
         .into_iter()
-        .map(|(name, part)| (name.to_owned(), part.map_or(json!(-1), |part| json!(part))))
+        .map(|(name, part)| {
+            (
+                name.to_owned(),
+                part.map_or_else(|| json!(-1), |part| json!(part)),
+            )
+        })
         .collect();
     // "If this field is defined then the time is also included in the connect field."
     timings.insert(
         "ssl".into(),
-        times.handshake().map_or(json!(-1), |time| json!(time)),
+        times
+            .handshake()
+            .map_or_else(|| json!(-1), |time| json!(time)),
     );
     let version = http_version(entry.response_text("protocol"));
     let mut har = json!({

@@ -281,7 +281,11 @@ fn crashed(ended: &io::Result<std::process::ExitStatus>) -> TransferError {
 /// The address to tell: this host's own if a single request showed it, else the document's.
 fn exposed(egresses: &[IpAddr]) -> Option<IpAddr> {
     let own = |address: &&IpAddr| TcpListener::bind((**address, 0)).is_ok();
-    egresses.iter().find(own).or(egresses.first()).copied()
+    egresses
+        .iter()
+        .find(own)
+        .or_else(|| egresses.first())
+        .copied()
 }
 
 #[cfg(test)]
