@@ -248,10 +248,7 @@ async fn what_a_relay_may_not_say_ends_the_circuit() {
         (1, told(&Message::Connected(Connected(None)))),
         (1, told(&begin)),
         (9, (relay::RelayCommand::DATA, b"for nobody".to_vec())),
-        (
-            9,
-            told(&Message::End(relay::End::new(relay::EndReason::DONE))),
-        ),
+        (9, told(&Message::End(End::new(EndReason::DONE)))),
         (1, told(&Message::Xoff(Xoff))),
         (1, told(&Message::Xon(Xon { kbps: 9 }))),
         (0, (relay::RelayCommand::EXTENDED2, vec![0, 1, 7])),
@@ -357,7 +354,7 @@ async fn padding_that_nobody_negotiated_and_what_no_client_understands_end_the_c
 #[tokio::test]
 async fn a_stream_that_is_ended_again_and_again_ends_the_circuit() {
     let (mut liar, client) = meet(true, true).await;
-    let done = Message::End(relay::End::new(relay::EndReason::DONE));
+    let done = Message::End(End::new(EndReason::DONE));
     let stream = liar.stream.0;
     liar.tell(stream, &Message::Data(b"so much")).await;
     for _ in 0..2 {

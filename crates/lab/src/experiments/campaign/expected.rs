@@ -123,6 +123,10 @@ fn duration(plan: &Plan, topology: &Topology) -> f64 {
             });
             f64::from(*count) * one.sum::<f64>() / weights.max(f64::MIN_POSITIVE)
         }
+        // The browser's start and the reading of a page take longer than its way.
+        Kind::Browse(browse) => {
+            f64::from(browse.count()) * (browse.settle.as_secs_f64() + 10.0 * way.round_trip)
+        }
         Kind::Http {
             bytes,
             count,
