@@ -440,7 +440,7 @@ mod tests {
         assert_eq!(address_of_firefox(&told[..20]), None);
         let told = "ChromeDriver was started successfully on port 41234.\n";
         assert_eq!(port_of_chromedriver(told), Some(41_234));
-        assert_eq!(port_of_chromedriver(&told[..50]), None);
+        assert_eq!(port_of_chromedriver(told.get(..50).expect("ASCII")), None);
         assert_eq!(
             path_of("ws://localhost:41234/session/ab"),
             Some("/session/ab".into())
