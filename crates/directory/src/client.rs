@@ -136,12 +136,15 @@ impl Client {
 
     /// When to ask again ([`Lifetime::next_list`]): authorities learn nothing from the moment. `random` gives a number below its argument.
     pub fn next(&self, now: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
-        // A split one has been as fresh as any other: the next is due when it is over.
-        let newest = self.newest.as_ref().map(|newest| &newest.list.list);
-        let (Ok(Some(_)), Some(newest)) = (self.list(now), newest) else {
-            return now;
-        };
-        lifetime(newest).next_list(random)
+        self.due(now, |newest| newest.next_list(random))
+    }
+
+    /// At once, where there is none to be used. A split one has been as fresh as any other: the next is due when it is over.
+    fn due(&self, now: u64, next: impl FnOnce(Lifetime) -> u64) -> u64 {
+        match (self.list(now), &self.newest) {
+            (Ok(Some(_)), Some(newest)) => next(lifetime(&newest.list.list)),
+            _ => now,
+        }
     }
 
     /// Who judges answers.
@@ -240,11 +243,7 @@ impl Client {
 
     /// When a relay asks again that is a newcomer, or in a directory that is changing ([`Self::is_settled`]). `random` gives a number below its argument.
     pub fn next_of_newcomer(&self, now: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
-        let newest = self.newest.as_ref().map(|newest| &newest.list.list);
-        let (Ok(Some(_)), Some(newest)) = (self.list(now), newest) else {
-            return now;
-        };
-        lifetime(newest).next_list_of_newcomer(random)
+        self.due(now, |newest| newest.next_list_of_newcomer(random))
     }
 
     /// Whether the relays of the newest list are those of the last one before, but for a tenth, and this one is among them if it is given. In a directory
@@ -264,11 +263,7 @@ impl Client {
 
     /// When a relay that keeps the list for others asks again ([`Lifetime::next_list_of_cache`]). `random` gives a number below its argument.
     pub fn next_of_cache(&self, now: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
-        let newest = self.newest.as_ref().map(|newest| &newest.list.list);
-        let (Ok(Some(_)), Some(newest)) = (self.list(now), newest) else {
-            return now;
-        };
-        lifetime(newest).next_list_of_cache(random)
+        self.due(now, |newest| newest.next_list_of_cache(random))
     }
 
     /// Where relays of the list that is used keep it for others.

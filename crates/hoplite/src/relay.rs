@@ -384,9 +384,11 @@ impl Reader {
         let mut pace = Pace(LIST_RETRY_PAUSE);
         loop {
             let is_newer = self.renew().await;
-            let left = self.due().saturating_sub(now());
-            let until = now().saturating_add(pace.pause(is_newer, left));
-            while now() < until {
+            let began = now();
+            let left = self.due().saturating_sub(began);
+            let until = began.saturating_add(pace.pause(is_newer, left));
+            // A clock that was set back says nothing of when the next is due.
+            while (began..until).contains(&now()) {
                 let left = Duration::from_secs(until.saturating_sub(now()));
                 sleep(left.min(MAX_CHECK_INTERVAL)).await;
             }

@@ -92,7 +92,7 @@ impl Sampler {
             read: tunnelled,
             written: tunnelled,
             descriptors_exhausted: self.0.metrics.limited_by("descriptors"),
-            overloads: self.0.metrics.limited_by("memory"),
+            overloads: self.0.quotas.memory_short(),
             ..Totals::default()
         };
         if let Some(onion) = &self.0.onion {

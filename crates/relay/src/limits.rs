@@ -12,7 +12,7 @@ use std::{
     net::IpAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -63,6 +63,8 @@ pub(crate) struct Quotas {
     hasher: RandomState,
     places: Arc<Places>,
     memory: Arc<Memory>,
+    /// How often there was no memory left for a client that had none.
+    memory_short: AtomicU64,
     /// A flood of handshakes is over.
     handshakes_fallen: Arc<AtomicBool>,
     all: Arc<Usage>,
@@ -143,6 +145,7 @@ impl Quotas {
         Self {
             places: Places::new(&limits),
             memory: Memory::new(&limits),
+            memory_short: AtomicU64::new(0),
             handshakes_fallen: Arc::default(),
             all: Arc::new(all),
             limits,
@@ -192,7 +195,16 @@ impl Quotas {
     /// # Errors
     /// The limit that is reached.
     pub(crate) fn account(&self, key: ClientKey) -> Result<Account, Reached> {
-        self.memory.enter(key, self.limits.stream_window)
+        let account = self.memory.enter(key, self.limits.stream_window);
+        if matches!(account, Err(Reached::Total)) {
+            self.memory_short.fetch_add(1, Ordering::Relaxed);
+        }
+        account
+    }
+
+    /// How often there was no memory left for a client that had none: whoever has taken his share and wants more says nothing of the relay.
+    pub(crate) fn memory_short(&self) -> u64 {
+        self.memory_short.load(Ordering::Relaxed)
     }
 
     /// A pool of handshakes with clients whose addresses are not validated, for one shard.
@@ -522,6 +534,18 @@ mod tests {
     /// Takes as many as it gets.
     fn all_of(quotas: &Quotas, key: ClientKey) -> Vec<QuotaGuard> {
         std::iter::from_fn(|| quotas.request(key).ok()).collect()
+    }
+
+    #[test]
+    fn memory_is_short_when_there_is_none_for_a_newcomer_and_not_when_one_client_wants_more() {
+        let roomy = quotas(|limits| limits.memory = 1 << 20);
+        let greedy = roomy.by_token(1);
+        let held: Vec<_> = std::iter::from_fn(|| roomy.account(greedy).ok()).collect();
+        assert!(!held.is_empty() && roomy.account(greedy).is_err());
+        assert_eq!(roomy.memory_short(), 0, "of one client's doing");
+        let tight = quotas(|limits| limits.memory = 1);
+        assert!(tight.account(tight.by_token(1)).is_err());
+        assert_eq!(tight.memory_short(), 1);
     }
 
     #[test]

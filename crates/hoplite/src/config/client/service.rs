@@ -60,40 +60,40 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    const fn default_introduction_points() -> usize {
-        3
+    fn default_introduction_points() -> usize {
+        ServiceConfig::default().points
     }
 
-    const fn default_streams() -> usize {
-        1024
+    fn default_streams() -> usize {
+        ServiceConfig::default().streams_of_all
     }
 
-    const fn default_streams_per_circuit() -> usize {
-        128
+    fn default_streams_per_circuit() -> usize {
+        ServiceConfig::default().streams
     }
 
-    const fn default_clients() -> usize {
-        1024
+    fn default_clients() -> usize {
+        ServiceConfig::default().clients
     }
 
-    const fn default_building() -> usize {
-        64
+    fn default_building() -> usize {
+        ServiceConfig::default().building
     }
 
-    const fn default_rendezvous() -> u32 {
-        32
+    fn default_rendezvous() -> u32 {
+        ServiceConfig::default().rendezvous.per_second
     }
 
-    const fn default_rendezvous_burst() -> u32 {
-        256
+    fn default_rendezvous_burst() -> u32 {
+        ServiceConfig::default().rendezvous.burst
     }
 
-    const fn default_patience() -> Duration {
-        Duration::from_secs(60)
+    fn default_patience() -> Duration {
+        ServiceConfig::default().patience
     }
 
-    const fn default_idle() -> Duration {
-        Duration::from_secs(600)
+    fn default_idle() -> Duration {
+        ServiceConfig::default().idle
     }
 
     /// What it is served with.

@@ -277,6 +277,14 @@ impl Frames {
         }
     }
 
+    /// The head of a request.
+    pub(super) async fn request(&mut self) -> Result<RequestHead, TransferError> {
+        let Some(Frame::Headers(section)) = self.next().await? else {
+            return Err(Fault::Read.because("a request without a head"));
+        };
+        RequestHead::decode(&section, FIELDS).map_err(|why| Fault::Read.because(why))
+    }
+
     /// The next one; `None` at the stream's end.
     pub(super) async fn next(&mut self) -> Result<Option<Frame>, TransferError> {
         loop {

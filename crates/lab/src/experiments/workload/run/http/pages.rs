@@ -16,9 +16,9 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use hoplite_crypto::{ALPN_H2, ALPN_H3, ALPN_HTTP1, provider};
 use hoplite_wire::{
-    RequestHead, ResponseHead,
+    ResponseHead,
     dns::{Code, Question, RecordType, Unfit},
-    h3::{Frame, write_data_head, write_headers},
+    h3::{write_data_head, write_headers},
 };
 use hoplite_workload::web::accept;
 use http::{Response, StatusCode};
@@ -341,11 +341,7 @@ async fn serve(
 ) -> Result<(), TransferError> {
     let failed = |error: quinn::WriteError| Fault::Write.because(error);
     let mut frames = h3::Frames::new(from, IDLE);
-    let Some(Frame::Headers(section)) = frames.next().await? else {
-        return Err(Fault::Read.because("a request without a head"));
-    };
-    let request = RequestHead::decode(&section, h3::FIELDS);
-    let request = request.map_err(|why| Fault::Read.because(why))?;
+    let request = frames.request().await?;
     let path = request.path.as_deref().unwrap_or_default();
     let answer = client.answer(Some(&request.authority), path);
     let mut head = ResponseHead::new(answer.status().as_u16());

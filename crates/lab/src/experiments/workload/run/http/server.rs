@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use h2::server::SendResponse;
 use hoplite_quic::Qlog;
 use hoplite_wire::{
-    RequestHead, ResponseHead,
+    ResponseHead,
     h3::{Frame, write_data_head, write_headers},
 };
 use hoplite_workload::web::{Body, Check, accept, asked, length, response, serve_http1};
@@ -243,11 +243,7 @@ async fn serve(
 ) -> Result<(), TransferError> {
     let failed = |error: quinn::WriteError| Fault::Write.because(error);
     let mut frames = h3::Frames::new(from, IDLE);
-    let Some(Frame::Headers(section)) = frames.next().await? else {
-        return Err(Fault::Read.because("a request without a head"));
-    };
-    let request = RequestHead::decode(&section, h3::FIELDS);
-    let request = request.map_err(|why| Fault::Read.because(why))?;
+    let request = frames.request().await?;
     let asked = request.path.as_deref().and_then(asked);
     let mut out = BytesMut::new();
     let head = ResponseHead::new(if asked.is_some() { 200 } else { 404 });

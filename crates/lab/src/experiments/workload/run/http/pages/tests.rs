@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use hoplite_wire::{
-    HostName,
+    HostName, RequestHead,
     dns::RecordType,
     h3::{Frame, write_headers},
 };
