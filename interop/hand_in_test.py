@@ -141,6 +141,12 @@ def fill(path, leave=0):
         file.truncate(max(0, file.tell() - leave))
 
 
+def taken(disk):
+    """The bytes of a disk that are in use."""
+    there = os.statvfs(disk)
+    return (there.f_blocks - there.f_bfree) * there.f_frsize
+
+
 def campaigns(scratch):
     """Two shards of a campaign, in the first of which one subject never came up; the first one again with that mended; both joined."""
     mood = scratch.path / "mood"
@@ -407,14 +413,21 @@ def parquet_full(checks, scratch, one, two):
     if mounted.returncode:
         return checks.skip("shared storage that is full", f"no small disk to be had: {mounted.stderr.strip()}")
     try:
+        tried = disk / "tried"
+        tried.mkdir()
+        hand_in(one, to=tried)
+        room = taken(disk)
+        hand_in(two, to=tried)
+        room = taken(disk) - room
+        shutil.rmtree(tried)
         place, dataset = disk / "shared", Dataset(disk / "shared")
         place.mkdir()
         hand_in(one, to=place)
         before = dataset.counts()
-        for leave in (0, 8 << 10, 60 << 10):
-            fill(disk / "filler", leave)
+        for share in (0, 0.1, 0.6):
+            fill(disk / "filler", int(room * share))
             done = hand_in(two, to=place, check=False)
-            checks.check(f"storage with {leave >> 10} KiB of room is told with what to do, and nothing of it is there",
+            checks.check(f"storage with {share:.0%} of the room that it takes is told with what to do, and nothing of it is there",
                          done.returncode == 1 and "free some space there" in done.stderr and dataset.counts() == before and dataset.sound(),
                          (done.stderr, before, dataset.counts()))
         (disk / "filler").unlink()
