@@ -22,6 +22,10 @@ struct Cli {
 enum Command {
     /// Three relays and a client on this machine: a real download through 0 to 3 hops, and one table.
     Demo(crate::measure::demo::Options),
+    /// Begin a relay: its file, its identity and a token; prints the URL with which clients import it.
+    Init(crate::introduce::Init),
+    /// Take relays into a client's file by the URLs of their operators; makes the file if there is none.
+    Import(crate::introduce::Import),
     /// Make the identity of a relay: a certificate, its key, and the key of its circuits; prints the pin.
     Keygen(crate::keygen::Options),
     /// Serve as a relay.
@@ -88,6 +92,8 @@ fn run(cli: Cli) -> Result<(), Failure> {
     let _guard = logs::start(cli.json, default_filter(&cli.command))?;
     match cli.command {
         Command::Demo(options) => crate::measure::demo::run(&options, cli.json),
+        Command::Init(options) => crate::introduce::init(&options, cli.json),
+        Command::Import(options) => crate::introduce::import(&options, cli.json),
         Command::Keygen(options) => crate::keygen::run(&options, cli.json),
         Command::Relay(file) => crate::relay::run(&file.config),
         Command::Client(options) => crate::client::run(&options),

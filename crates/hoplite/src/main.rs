@@ -14,6 +14,7 @@ mod fetch;
 mod geofeed;
 mod http_server;
 mod identity;
+mod introduce;
 mod issuer;
 mod issuer_keys;
 mod keygen;

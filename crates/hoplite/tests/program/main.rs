@@ -10,6 +10,7 @@ mod device;
 mod device_onion_services;
 mod directory;
 mod hostile;
+mod introduce;
 mod issuer_keys;
 mod issuers;
 mod linking;
