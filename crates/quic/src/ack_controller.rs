@@ -4,6 +4,7 @@
 //! draft-ietf-quic-ack-frequency §4, §5, §6; RFC 9221 §5.2 (DATAGRAM frames and acknowledgements).
 
 mod ack_frames;
+mod learner;
 
 use std::{
     collections::VecDeque,
@@ -16,12 +17,15 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use hoplite_wire::{
-    quic_frames::{AckFrequency, Content, Frames, kind},
+    quic_frames::{AckFrequency, Content, Frame, Frames, kind},
     tuning::{AckPolicy, DEFAULT_MAX_ACK_DELAY, DELAYS},
 };
 use parking_lot::Mutex;
 
-use self::ack_frames::{Folder, Unfolder};
+use self::{
+    ack_frames::{Folder, Unfolder},
+    learner::{Disorder, Learner},
+};
 
 /// What is fixed when a connection begins.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +60,7 @@ pub struct AckController {
 struct State {
     acks: AckPolicy,
     schedule: Schedule,
+    requests: Requests,
     seen: Seen,
     probe: Probe,
     cutter: Cutter,
@@ -70,6 +75,7 @@ struct State {
 struct Found {
     ack: bool,
     ack_frequency: bool,
+    immediate_ack: bool,
     datagram: bool,
 }
 
@@ -80,7 +86,10 @@ impl Found {
             match frame.content {
                 Content::Ack(_) => found.ack = true,
                 Content::Datagram(_) => found.datagram = true,
-                _ => found.ack_frequency |= frame.kind == kind::ACK_FREQUENCY,
+                _ => {
+                    found.ack_frequency |= frame.kind == kind::ACK_FREQUENCY;
+                    found.immediate_ack |= frame.kind == kind::IMMEDIATE_ACK;
+                }
             }
         }
         found
@@ -160,10 +169,13 @@ impl AckController {
         let Some(gap) = state.seen.insert(number) else {
             return;
         };
-        state.schedule.received();
+        state.schedule.received(gap);
         let found = Found::within(payload);
         if found.ack_frequency {
             state.tame(payload);
+        }
+        if found.immediate_ack && !obeys(state.acks) && !state.requests.is_heard(now()) {
+            state.replace(payload, |frame| frame.kind == kind::IMMEDIATE_ACK);
         }
         if state.acks == AckPolicy::NoAcks {
             state.probe.gap(gap);
@@ -177,6 +189,9 @@ impl AckController {
             }
             state.unfolder.unfold(payload);
         }
+        if state.schedule.learns() && payload.len() > NOTHING_LEFT {
+            state.schedule.learn(payload.len(), gap, now());
+        }
         state.schedule.tell(payload);
         drop(state);
         self.inbox.wake();
@@ -188,8 +203,15 @@ impl AckController {
         state.folder.sent(number, size, frames);
         state.unfolder.sent(number, now);
         let is_ack = |content: &Content<'_>| matches!(content, Content::Ack(_));
-        if state.acks == AckPolicy::NoAcks && frames.flatten().any(|frame| is_ack(&frame.content)) {
+        if !frames.flatten().any(|frame| is_ack(&frame.content)) {
+            return;
+        }
+        if state.acks == AckPolicy::NoAcks {
             state.probe.acknowledged(now);
+        }
+        let is_idle = |content: &Content<'_>| is_ack(content) || *content == Content::Padding;
+        if frames.flatten().all(|frame| is_idle(&frame.content)) {
+            state.schedule.learner.acknowledged(size);
         }
     }
 }
@@ -197,28 +219,24 @@ impl AckController {
 impl State {
     /// A peer's own ACK_FREQUENCY frame, where it is not to be obeyed, becomes a PING: it is still acknowledged.
     fn tame(&self, payload: &mut [u8]) {
-        while let Some([first, rest @ ..]) = self
-            .unwanted(payload)
-            .and_then(|range| payload.get_mut(range))
+        let obeyed = obeys(self.acks);
+        self.replace(payload, |frame| {
+            let Content::Numbers([sequence, _, delay, _]) = frame.content else {
+                return false;
+            };
+            let is_fine = obeyed && is_reasonable(sequence, delay);
+            frame.kind == kind::ACK_FREQUENCY && !is_fine
+        });
+    }
+
+    /// Puts a PING in the place of each such frame.
+    fn replace(&self, payload: &mut [u8], is_unwanted: impl Fn(&Frame<'_>) -> bool) {
+        while let Some([first, rest @ ..]) =
+            place_of(payload, &is_unwanted).and_then(|range| payload.get_mut(range))
         {
             *first = 0x01;
             rest.fill(0x00);
         }
-    }
-
-    /// Where the first of them stands.
-    fn unwanted(&self, payload: &[u8]) -> Option<Range<usize>> {
-        let obeyed = matches!(self.acks, AckPolicy::Stack | AckPolicy::Extension);
-        let mut at = 0;
-        Frames::new(payload).flatten().find_map(|frame| {
-            let start = at;
-            at += frame.size;
-            let Content::Numbers([sequence, _, delay, _]) = frame.content else {
-                return None;
-            };
-            let is_fine = obeyed && is_reasonable(sequence, delay);
-            (frame.kind == kind::ACK_FREQUENCY && !is_fine).then_some(start..at)
-        })
     }
 
     fn cut(&mut self, payload: &mut BytesMut, now: Instant, inbox: &Inbox) {
@@ -229,6 +247,40 @@ impl State {
             let rest = std::mem::replace(payload, BytesMut::from(&PROBE_FRAMES[..]));
             payload.extend_from_slice(&rest);
         }
+    }
+}
+
+/// Whether a peer may ask for other acknowledgements: this end acknowledges as its stack does.
+const fn obeys(acks: AckPolicy) -> bool {
+    matches!(acks, AckPolicy::Stack | AckPolicy::Extension)
+}
+
+/// Where the first such frame stands.
+fn place_of(payload: &[u8], is_such: impl Fn(&Frame<'_>) -> bool) -> Option<Range<usize>> {
+    let mut at = 0;
+    Frames::new(payload).flatten().find_map(|frame| {
+        let start = at;
+        at += frame.size;
+        is_such(&frame).then_some(start..at)
+    })
+}
+
+/// A peer may ask for an acknowledgement at once (draft-ietf-quic-ack-frequency §5), but no more often than any policy acknowledges: one that asks
+/// with each packet would have each acknowledged.
+#[derive(Debug, Default)]
+struct Requests {
+    heard: Option<Instant>,
+}
+
+impl Requests {
+    fn is_heard(&mut self, now: Instant) -> bool {
+        let before = self.heard;
+        let long_ago = |heard| now.saturating_duration_since(heard) >= *DELAYS.start();
+        let heard = before.is_none_or(long_ago);
+        if heard {
+            self.heard = Some(now);
+        }
+        heard
     }
 }
 
@@ -252,6 +304,9 @@ const NO_THRESHOLD: u64 = 1 << 30;
 /// (RFC 9002 §6.1.1). With less, each reordered packet costs one; with 0, a loss is told only when the delay is over.
 const REORDERING_THRESHOLD: u64 = 3;
 
+/// A packet of which so little is left, PADDING or a probe, had nothing but datagrams that are not acknowledged.
+const NOTHING_LEFT: usize = 3;
+
 /// RFC 9000 §13.2.2: "A receiver SHOULD send an ACK frame after receiving at least two ack-eliciting packets."
 const DEFAULT_ACK_FREQUENCY: AckFrequency = AckFrequency {
     sequence: SEQUENCE,
@@ -267,10 +322,14 @@ struct Schedule {
     after: u64,
     received: u64,
     rtt: Option<Duration>,
+    learner: Learner,
+    disorder: Disorder,
     /// Something has changed since it was last looked at.
     changed: bool,
     /// The delay that the stack keeps; `None` is its own.
     told: Option<Duration>,
+    /// Whether it tells of no loss before its time.
+    told_disorder: bool,
     frames: u64,
 }
 
@@ -286,17 +345,31 @@ impl Schedule {
 
     fn round_trip(&mut self, rtt: Duration) {
         (self.rtt, self.changed) = (Some(rtt), true);
+        self.learner.round_trip(rtt);
     }
 
-    fn received(&mut self) {
+    fn received(&mut self, gap: bool) {
         self.received = self.received.saturating_add(1);
         self.changed |= self.received == self.after;
+        self.changed |= self.disorder.received(gap);
+    }
+
+    const fn learns(&self) -> bool {
+        matches!(self.acks, AckPolicy::Auto | AckPolicy::NoAcks)
+    }
+
+    fn learn(&mut self, bytes: usize, gap: bool, now: Instant) {
+        let before = self.learner.delay();
+        self.learner.received(bytes, gap, now);
+        self.changed |= self.learner.delay() != before;
     }
 
     /// What the stack should keep. Where datagrams are not acknowledged, the rest is, as suits.
     fn wanted(&self) -> Option<Duration> {
         if self.received < self.after {
             None
+        } else if self.learns() {
+            self.learner.delay()
         } else {
             self.acks.delay(self.rtt)
         }
@@ -307,11 +380,11 @@ impl Schedule {
         if !std::mem::take(&mut self.changed) {
             return;
         }
-        let wanted = self.wanted();
-        if is_near(wanted, self.told) {
+        let (wanted, disorder) = (self.wanted(), self.disorder.is_much() && !obeys(self.acks));
+        if is_near(wanted, self.told) && disorder == self.told_disorder {
             return;
         }
-        self.told = wanted;
+        (self.told, self.told_disorder) = (wanted, disorder);
         self.frames += 1;
         let mut frame = wanted.map_or(DEFAULT_ACK_FREQUENCY, |delay| AckFrequency {
             threshold: NO_THRESHOLD,
@@ -319,6 +392,9 @@ impl Schedule {
             reordering: REORDERING_THRESHOLD,
             ..DEFAULT_ACK_FREQUENCY
         });
+        if disorder {
+            frame.reordering = 0;
+        }
         frame.sequence += self.frames;
         let received = std::mem::take(payload);
         payload.reserve(received.len() + 34);

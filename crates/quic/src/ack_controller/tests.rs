@@ -52,7 +52,8 @@ fn each_policy_has_its_price_in_acknowledgements() {
         ("100ms", 1..=6),
         ("0.25rtt", 7..=14),
         ("1rtt", 2..=8),
-        ("auto", 7..=14),
+        // It begins as the stack does, and does not know yet what the path carries.
+        ("auto", 200..=350),
         ("none", 1..=6),
     ] {
         let acks = acknowledgements(policy);
@@ -341,6 +342,72 @@ fn a_peer_that_asks_for_other_acknowledgements_does_not_overrule_a_policy() {
         assert!(price.contains(&acks), "{policy}: {acks}");
         assert_eq!((pair.lost(0), pair.lost(1)), (None, None));
     }
+}
+
+#[test]
+fn auto_learns_when_a_sender_has_found_its_rate() {
+    let (mut pair, _) = towards("auto");
+    let mut acks = |count, every| {
+        let before = pair.stats(1).frame_tx.acks;
+        pair.send(0, count, every);
+        pair.stats(1).frame_tx.acks - before
+    };
+    // A packet a millisecond: a quarter of the round trip is cheap.
+    let (first, then) = (acks(100, FAST * 10), acks(400, FAST * 10));
+    assert!((30..=60).contains(&first), "every second packet: {first}");
+    let later = acks(1000, FAST * 10);
+    assert!(
+        (70..=90).contains(&later),
+        "one in 12.5 ms: {later} after {then}"
+    );
+    // Ten times as many: after a millisecond, until it is sure that there are no more.
+    let (faster, cheap) = (acks(1000, FAST), acks(10_000, FAST));
+    assert!(faster >= 20, "{faster}");
+    assert!(
+        (350..=700).contains(&cheap),
+        "one in 1.5 to 2.9 ms: {cheap}"
+    );
+}
+
+#[test]
+fn who_asks_for_an_acknowledgement_with_every_packet_gets_one_a_millisecond() {
+    for (policy, heard) in [
+        ("auto", 90..=101),
+        ("25ms", 90..=101),
+        ("default", 1000..=1000),
+    ] {
+        let ack_controller = governed(policy, 0).ack_controller.unwrap();
+        let begun = Instant::now();
+        let asked = (0..1000).filter(|number| {
+            let mut payload = BytesMut::from(&[0x1f, 0x31, 1, 7][..]);
+            let now = begun + FAST * u32::try_from(*number).unwrap();
+            ack_controller.received(*number, &mut payload, || now);
+            let kinds = Frames::new(&payload).map(|frame| frame.unwrap().kind);
+            kinds.filter(|kind| *kind == kind::IMMEDIATE_ACK).count() == 1
+        });
+        let asked = asked.count();
+        assert!(heard.contains(&asked), "{policy}: {asked}");
+    }
+}
+
+#[test]
+fn who_leaves_gaps_before_every_packet_is_told_of_them_when_the_delay_is_over() {
+    let ack_controller = governed("25ms", 0).ack_controller.unwrap();
+    ack_controller.round_trip(RTT);
+    let told = |numbers: Range<u64>, step| {
+        let frames = numbers.filter_map(|number| {
+            let mut payload = BytesMut::from(&[0x01][..]);
+            ack_controller.received(number * step, &mut payload, Instant::now);
+            Frames::new(&payload).find_map(|frame| match frame.unwrap().content {
+                Content::Numbers([_, _, _, reordering]) if payload.len() > 1 => Some(reordering),
+                _ => None,
+            })
+        });
+        frames.collect::<Vec<_>>()
+    };
+    assert_eq!(told(0..20, 1), [3]);
+    assert_eq!(told(20..100, 5), [0]);
+    assert_eq!(told(496..700, 1), [3]);
 }
 
 /// A packet with a request for `delay` and a datagram after it.
