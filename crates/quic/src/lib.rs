@@ -39,6 +39,8 @@ pub use quinn::{
     StreamId, TokioRuntime, TransportConfig, TransportErrorCode, UdpPoller, VarInt,
     VarIntBoundsExceeded, WriteError, Written, crypto, udp,
 };
+/// The stack without a driver, for who brings packets and time to it (`sim`).
+pub use quinn_proto as proto;
 
 /// One packet, as it is before it is encrypted or after it was decrypted.
 #[derive(Clone, Copy, Debug)]

@@ -8,6 +8,7 @@
 //! # Not in this room
 //! Real sockets and real time (`lab`), the configuration files of the product (`hoplite`), analysis beyond a table (`lab`).
 
+pub mod cascade;
 mod client;
 pub mod directory;
 pub mod net;

@@ -15,11 +15,12 @@ use std::{
 use clap::{Parser, Subcommand};
 use hoplite_channel::How;
 use hoplite_sim::{
-    Failed, Progress, Settings, Traffic, directory,
+    Failed, Progress, Settings, Traffic, cascade, directory,
     report::Outcome,
     report::{self, Summary},
     run,
 };
+use hoplite_wire::tuning::Congestion;
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Relays and clients of circuits in one process and in virtual time.
@@ -91,6 +92,111 @@ struct Args {
 enum Command {
     /// The directory's traffic: what authorities and relays give, and what clients take to begin and to renew.
     Directory(DirectoryArgs),
+    /// Tunnels in tunnels: what each acknowledgement policy costs a transfer, and what it takes of the client's link.
+    Cascade(CascadeArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct CascadeArgs {
+    /// Relays, each a tunnel within the one before; with none, the direct way alone.
+    #[arg(long, default_value_t = 4)]
+    hops: usize,
+    /// The client's link to it, in Mbit/s; 0: no limit.
+    #[arg(long, default_value_t = 10.0)]
+    down: f64,
+    /// From it.
+    #[arg(long, default_value_t = 10.0)]
+    up: f64,
+    /// One way from end to end, in milliseconds.
+    #[arg(long, default_value_t = 25.0)]
+    delay: f64,
+    /// The queue before the client's link, as a multiple of what it carries within a round trip.
+    #[arg(long, default_value_t = 1.5)]
+    queue: f64,
+    /// Both directions of the client's link share one line.
+    #[arg(long)]
+    half_duplex: bool,
+    /// The share of packets that the client's link loses, from 0 to 1.
+    #[arg(long, default_value_t = 0.0)]
+    loss: f64,
+    /// What is transferred, in bytes.
+    #[arg(long, default_value_t = 2_000_000)]
+    bytes: u64,
+    /// "download" and "upload", by a QUIC connection end to end, or "stream", down by a stream of the last relay's.
+    #[arg(long, default_value = "download", value_parser = transfer)]
+    transfer: cascade::Transfer,
+    /// Policies, as `acks` of a client's file has them; two, of what the client sends and of what relays send, as 1ms/1rtt; or "naive": 1 ms from
+    /// the first packet on.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "auto,naive,default,0.25rtt,0.5rtt,1rtt,extension,none"
+    )]
+    acks: Vec<String>,
+    /// Congestion control of the tunnels, as `congestion` of a client's file.
+    #[arg(long, default_value = "auto")]
+    congestion: Congestion,
+    /// What a processor takes for each packet that it encrypts or decrypts, in microseconds.
+    #[arg(long, default_value_t = 0.0)]
+    work: f64,
+    /// Everything is drawn from it: one seed, one outcome.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Runs of each policy, with this seed and those that follow it.
+    #[arg(long, default_value_t = 5)]
+    runs: u64,
+    /// Prints a line of JSON for each policy.
+    #[arg(long)]
+    json: bool,
+}
+
+impl CascadeArgs {
+    fn settings(&self, acks: &str) -> Result<cascade::Settings, String> {
+        let policy = cascade::Policy::named(acks, self.congestion);
+        Ok(cascade::Settings {
+            hops: self.hops,
+            down: bits(self.down)?,
+            up: bits(self.up)?,
+            delay: time(self.delay, 0.001)?,
+            queue: self.queue,
+            half_duplex: self.half_duplex,
+            loss: self.loss,
+            bytes: self.bytes,
+            transfer: self.transfer,
+            work: time(self.work, 0.000_001)?,
+            policy: policy.map_err(|error| format!("{acks}: {error}"))?,
+            seed: self.seed,
+        })
+    }
+
+    /// Without relays no policy differs from another.
+    fn policies(&self) -> Vec<&str> {
+        if self.hops == 0 {
+            return vec!["auto"];
+        }
+        self.acks.iter().map(String::as_str).collect()
+    }
+}
+
+/// Megabits a second in bits.
+fn bits(megabits: f64) -> Result<u64, String> {
+    let bits = (megabits * 1e6).round();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "it is within 64 bits"
+    )]
+    let rate = (0.0..=1e12).contains(&bits).then_some(bits as u64);
+    rate.ok_or_else(|| format!("{megabits} Mbit/s is no rate"))
+}
+
+fn transfer(text: &str) -> Result<cascade::Transfer, &'static str> {
+    match text {
+        "download" => Ok(cascade::Transfer::Download),
+        "upload" => Ok(cascade::Transfer::Upload),
+        "stream" => Ok(cascade::Transfer::Stream),
+        _ => Err("expected \"download\", \"upload\" or \"stream\""),
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -208,8 +314,10 @@ impl Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if let Some(Command::Directory(args)) = &args.command {
-        return directory_traffic(args);
+    match &args.command {
+        Some(Command::Directory(args)) => return directory_traffic(args),
+        Some(Command::Cascade(args)) => return cascades(args),
+        None => {}
     }
     let settings = match args.settings() {
         Ok(settings) => settings,
@@ -242,6 +350,33 @@ fn directory_traffic(args: &DirectoryArgs) -> ExitCode {
         }
     } else {
         print!("{report}");
+    }
+    ExitCode::SUCCESS
+}
+
+#[expect(clippy::print_stdout, reason = "what the user asked for")]
+fn cascades(args: &CascadeArgs) -> ExitCode {
+    if !args.json {
+        println!("{}", cascade::Row::HEAD);
+    }
+    for acks in args.policies() {
+        let settings = match args.settings(acks) {
+            Ok(settings) => settings,
+            Err(why) => return fail(&format!("reading the options: {why}"), 2),
+        };
+        let row = match cascade::Row::of(&settings, args.runs) {
+            Ok(row) => row,
+            Err(wrong @ cascade::Failed::Wrong(_)) => return fail(&wrong.to_string(), 2),
+            Err(failed) => return fail(&failed.to_string(), 1),
+        };
+        if !args.json {
+            println!("{row}");
+            continue;
+        }
+        match serde_json::to_string(&row) {
+            Ok(line) => println!("{line}"),
+            Err(error) => return fail(&format!("writing the row: {error}"), 1),
+        }
     }
     ExitCode::SUCCESS
 }

@@ -499,7 +499,7 @@ impl Ground {
 }
 
 /// Ed25519: its signatures and its certificate always have the same size, other kinds' vary by some bytes from run to run.
-fn identity() -> Result<Identity, Unmade> {
+pub(crate) fn identity() -> Result<Identity, Unmade> {
     let key = KeyPair::generate_for(&PKCS_ED25519).map_err(wrong)?;
     let mut params = CertificateParams::new(Vec::new()).map_err(wrong)?;
     params.serial_number = Some(SerialNumber::from(1));
