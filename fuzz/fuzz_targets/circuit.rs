@@ -165,6 +165,7 @@ fn relay_cell(command: Command, body: BytesMut) -> Cell {
     Cell {
         circuit: CircuitId::new(1),
         command,
+        stream: StreamId::CIRCUIT,
         body,
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use hoplite_wire::cell::{self, Cell, CircuitId, Command, Reader};
+use hoplite_wire::cell::{self, Cell, CircuitId, Command, Reader, relay::StreamId};
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -617,6 +617,7 @@ pub(super) fn destroy(id: CircuitId, reason: u8) -> Cell {
     Cell {
         circuit: id,
         command: Command::DESTROY,
+        stream: StreamId::CIRCUIT,
         body,
     }
 }

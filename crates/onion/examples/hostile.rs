@@ -252,6 +252,7 @@ async fn extend(
     let cell = Cell {
         circuit: made.circuit.id,
         command: Command::RELAY_EARLY,
+        stream: StreamId::CIRCUIT,
         body,
     };
     let extended = is_answered(&mut made, cell).await;
@@ -312,6 +313,7 @@ async fn extend_and_truncate(attack: &Attack, mut made: Made, to: &SignedDescrip
         let cell = Cell {
             circuit: made.circuit.id,
             command: Command::RELAY,
+            stream: StreamId::CIRCUIT,
             body,
         };
         if !is_answered(&mut made, cell).await {
@@ -621,6 +623,7 @@ async fn useless(attack: &Attack, mut made: Made, what: Useless) {
         let cell = Cell {
             circuit: made.circuit.id,
             command: Command::RELAY,
+            stream: StreamId::CIRCUIT,
             body,
         };
         let ready = timeout(Duration::from_secs(1), made.circuit.sender.ready()).await;

@@ -113,6 +113,8 @@ pub struct Cell {
     pub circuit: CircuitId,
     /// What it is for.
     pub command: Command,
+    /// The stream of the circuit that it is for, where this end knows. It is never written: on the wire a relay in the middle is not told.
+    pub stream: relay::StreamId,
     /// [`BODY`] bytes, or any number where the command is of variable length.
     pub body: BytesMut,
 }
@@ -175,6 +177,7 @@ impl Cell {
         let cell = Self {
             circuit,
             command,
+            stream: relay::StreamId::CIRCUIT,
             body,
         };
         cell.head().map(|_| cell)
@@ -402,6 +405,7 @@ impl Reader {
         Cell {
             circuit: frame.circuit,
             command: frame.command,
+            stream: relay::StreamId::CIRCUIT,
             body: bytes,
         }
     }

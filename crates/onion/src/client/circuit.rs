@@ -249,6 +249,7 @@ impl ClientCircuit {
         }
         let message = endpoint.next_message(self.leg)?;
         let mut cell = self.cell(message.body);
+        cell.stream = message.stream;
         let last = self.layers.len().checked_sub(1)?;
         let command = cell.command;
         let tag = self.layers.encrypt_for(last, command, cell.fixed().ok()?)?;
@@ -328,6 +329,7 @@ impl ClientCircuit {
         Cell {
             circuit: self.id,
             command,
+            stream: StreamId::CIRCUIT,
             body,
         }
     }

@@ -12,6 +12,8 @@ use hoplite_wire::cell::{
 pub struct Outbound {
     /// The body, with zeros where the encryption sets something.
     pub body: BytesMut,
+    /// The stream that it is for, or the circuit.
+    pub stream: StreamId,
     /// It counts towards the circuit's window: its tag is to be told.
     pub counted: bool,
     /// It is a SENDME of the circuit.
@@ -37,6 +39,7 @@ pub(super) fn control(
     }
     Outbound {
         body,
+        stream,
         counted: false,
         acknowledges: stream == StreamId::CIRCUIT
             && matches!(message, Message::Sendme(Sendme::V1(_))),
@@ -70,6 +73,7 @@ pub(super) fn counted(
     }
     Outbound {
         body,
+        stream,
         counted: true,
         acknowledges: false,
     }

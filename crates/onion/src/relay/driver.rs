@@ -324,6 +324,7 @@ impl Driver {
             return Ok(false);
         };
         let mut cell = relay_cell(message.body);
+        cell.stream = message.stream;
         let sealed = self.circuit.originate(&mut cell);
         let tag = sealed.map_err(|_| Ended::from(DestroyReason::INTERNAL))?;
         if message.counted {
@@ -401,6 +402,7 @@ fn relay_cell(body: BytesMut) -> Cell {
     Cell {
         circuit: CircuitId::CHANNEL,
         command: Command::RELAY,
+        stream: StreamId::CIRCUIT,
         body,
     }
 }

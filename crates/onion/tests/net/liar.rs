@@ -98,6 +98,7 @@ impl Liar {
         let mut cell = Cell {
             circuit: self.circuit.id,
             command,
+            stream: StreamId::CIRCUIT,
             body,
         };
         self.layer.originate(&mut cell).expect("a body");

@@ -162,6 +162,7 @@ impl Raw {
         Cell {
             circuit: self.circuit.id,
             command,
+            stream: StreamId::CIRCUIT,
             body,
         }
     }
