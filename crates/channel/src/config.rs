@@ -6,6 +6,7 @@ use std::{
 };
 
 use hoplite_wire::{cell, tor::extra_info::Directions};
+use serde::Deserialize;
 
 use super::{PaddingMode, PaddingParameters, budget::CELL, quic::streams_at_first};
 
@@ -79,6 +80,21 @@ pub struct Config {
     pub dials: Rate,
     /// How often relays at one address (IPv6: /64) are dialled that are not in the list.
     pub dials_per_address: Rate,
+    /// How circuits share a connection, where it is not as it should be.
+    pub rival: Option<Rival>,
+}
+
+/// A way in which circuits could share a connection and do not, so that the lab can show what it costs. Both ends of a channel must have the same.
+/// Sabée, "Adding QUIC support to the Tor network", sections 4.4 and 5.1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rival {
+    /// QUIC: all circuits on one stream, as TLS has them: a packet that is lost delays them all. Its window is `window`, in both directions.
+    OneStream,
+    /// QUIC: each end-to-end stream on a stream of its own, as QuicTor has them: each relay of the circuit can count them.
+    StreamPerStream,
+    /// TLS: a connection for each circuit: whoever sees its packets counts the circuits.
+    ConnectionPerCircuit,
 }
 
 /// How often something may be done.
@@ -126,6 +142,7 @@ impl Default for Config {
                 at_once: 32,
                 per_second: 1,
             },
+            rival: None,
         }
     }
 }

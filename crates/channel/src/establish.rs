@@ -12,7 +12,7 @@ use std::{
 
 use bytes::BytesMut;
 use hoplite_crypto::Trust;
-use hoplite_link::{Dialer, Link, Peer, QuicLink, TlsLink};
+use hoplite_link::{Dialer, Link, LinkKind, Peer, QuicLink, TlsLink};
 use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Terms};
 use hoplite_quic::{Connection, RecvStream, SendStream};
 use hoplite_wire::{Host, Target, cell::Reader};
@@ -28,7 +28,7 @@ use tokio::{
 use tokio_rustls::{client, server::TlsStream};
 
 use super::{
-    Channel, Config, Counts, Inner, Shares, Transport,
+    Channel, Config, Counts, Inner, Rival, Shares, Transport,
     handshake::{Around, Binding, Established, Handshake, Refused, Us},
     ids::Ids,
     padding::{Padding, PaddingEnd},
@@ -352,17 +352,32 @@ impl Maker<'_> {
     where
         S: KeyExporter + Send + 'static,
     {
-        let (established, reader) = self.handshake(&mut stream, handshake).await?;
+        let greeted = self.handshake(&mut stream, handshake).await?;
+        self.on_one_stream(stream, None, greeted)
+    }
+
+    /// All circuits on the stream of the handshake.
+    fn on_one_stream<S>(
+        &self,
+        stream: S,
+        link: Option<QuicLink>,
+        (established, reader): (Established, Reader),
+    ) -> Result<Channel, Refused>
+    where
+        S: KeyExporter + Send + 'static,
+    {
         let (sender, arrivals) = mpsc::channel(self.config.arrivals.max(1));
         let io = tls::ChannelIo {
             stream,
+            link,
             reader,
             padding: self.padding(&established),
             arrivals: sender,
         };
         let ids = self.ids(&established)?;
         let (transport, hold) = tls::start(io, ids, self.config, self.counts);
-        Ok(self.channel(established, Transport::Tls(transport), arrivals, hold))
+        let transport = Transport::OneStream(transport, S::KIND);
+        Ok(self.channel(established, transport, arrivals, hold))
     }
 
     /// A channel over a QUIC connection, with its first stream.
@@ -380,6 +395,13 @@ impl Maker<'_> {
             receive,
         };
         let (established, reader) = self.handshake(&mut stream, handshake).await?;
+        if self.config.rival == Some(Rival::OneStream) {
+            let known = established.peer.is_some();
+            quic::widen(&stream.connection, self.config, known);
+            // What QUIC has, the quietest circuit does not go before.
+            stream.connection.set_send_window(self.config.window.into());
+            return self.on_one_stream(stream, link, (established, reader));
+        }
         let (sender, arrivals) = mpsc::channel(self.config.arrivals.max(1));
         let io = quic::ChannelIo {
             connection: stream.connection,
@@ -478,11 +500,16 @@ fn unix_time() -> u64 {
 
 /// A stream of bytes inside a TLS connection that exports keys (RFC 5705).
 pub(super) trait KeyExporter: AsyncRead + AsyncWrite + Unpin {
+    /// What it runs over.
+    const KIND: LinkKind;
+
     /// 32 bytes for a label and a context.
     fn export(&self, label: &[u8], context: &[u8]) -> Option<[u8; 32]>;
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> KeyExporter for client::TlsStream<S> {
+    const KIND: LinkKind = LinkKind::Tls;
+
     fn export(&self, label: &[u8], context: &[u8]) -> Option<[u8; 32]> {
         let tls = self.get_ref().1;
         let exported = tls.export_keying_material([0; 32], label, Some(context));
@@ -491,6 +518,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> KeyExporter for client::TlsStream<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> KeyExporter for TlsStream<S> {
+    const KIND: LinkKind = LinkKind::Tls;
+
     fn export(&self, label: &[u8], context: &[u8]) -> Option<[u8; 32]> {
         let tls = self.get_ref().1;
         let exported = tls.export_keying_material([0; 32], label, Some(context));
@@ -506,6 +535,8 @@ struct Control {
 }
 
 impl KeyExporter for Control {
+    const KIND: LinkKind = LinkKind::Quic;
+
     fn export(&self, label: &[u8], context: &[u8]) -> Option<[u8; 32]> {
         let mut out = [0; 32];
         let exported = self

@@ -8,6 +8,8 @@
 //! - **TLS**: they share one stream of bytes, so the reader never waits for a circuit: one whose queue is full is destroyed. The writer
 //!   takes the quietest circuit first.
 //!
+//! [`Rival`] names other ways, which the lab measures beside these.
+//!
 //! # Not in this room
 //! What cells mean to a circuit (`onion`), certificates and proofs (`crypto::onion`), whom to dial (`directory`), who may connect (`relay`).
 
@@ -41,7 +43,7 @@ use tokio::{
 
 use self::handshake::Established;
 pub use self::{
-    config::{CircuitBacklog, Config, Count, Counts, FAILED_DIAL_TTL, Rate, Tally},
+    config::{CircuitBacklog, Config, Count, Counts, FAILED_DIAL_TTL, Rate, Rival, Tally},
     establish::{ChannelDialer, ChannelServer, How, Whom},
     padding::{PaddingMode, PaddingParameters, QuietTimes},
     queue::{Receiver, Rejected, Sender},
@@ -100,7 +102,8 @@ struct Inner {
 /// What carries the circuits.
 enum Transport {
     Quic(quic::Transport),
-    Tls(tls::Transport),
+    /// All of them on one stream of bytes: over TLS.
+    OneStream(tls::Transport, LinkKind),
 }
 
 /// A circuit's place on a channel. The onion layer says DESTROY before it drops both ends; else the channel does.
@@ -124,7 +127,7 @@ impl Channel {
     pub fn kind(&self) -> LinkKind {
         match self.0.transport {
             Transport::Quic(_) => LinkKind::Quic,
-            Transport::Tls(_) => LinkKind::Tls,
+            Transport::OneStream(_, kind) => kind,
         }
     }
 
@@ -173,7 +176,7 @@ impl Channel {
     pub async fn open(&self) -> Result<Circuit, Closed> {
         match &self.0.transport {
             Transport::Quic(transport) => transport.open(&self.0.hold).await,
-            Transport::Tls(transport) => transport.open(&self.0.hold),
+            Transport::OneStream(transport, _) => transport.open(&self.0.hold),
         }
     }
 
@@ -221,7 +224,7 @@ impl Channel {
     pub fn circuits(&self) -> usize {
         match &self.0.transport {
             Transport::Quic(transport) => transport.circuits(),
-            Transport::Tls(transport) => transport.circuits(),
+            Transport::OneStream(transport, _) => transport.circuits(),
         }
     }
 

@@ -18,7 +18,7 @@ use hoplite_quic::{
     Connection, ReadError, RecvStream, SendStream, VarInt, congestion,
     liveness::{Pulse, Vigil},
 };
-use hoplite_wire::cell::{self, Cell, CircuitId, Command, Reader};
+use hoplite_wire::cell::{self, Cell, CircuitId, Command, Reader, relay::StreamId};
 use parking_lot::Mutex;
 use tokio::{
     sync::mpsc,
@@ -26,8 +26,9 @@ use tokio::{
     time::{Instant, timeout},
 };
 
+use self::lanes::{Lanes, LanesIn, LanesOut};
 use super::{
-    Circuit, Closed, Config, Counts, Ending, Hold, HoldInner, Why,
+    Circuit, Closed, Config, Counts, Ending, Hold, HoldInner, Rival, Why,
     budget::Gauge,
     ewma::{Activity, Scale},
     ids::{Ids, NoId},
@@ -37,6 +38,7 @@ use super::{
     traffic::Flow,
 };
 
+mod lanes;
 #[cfg(test)]
 pub(super) mod tests;
 
@@ -59,6 +61,8 @@ struct Shared {
     scale: Scale,
     ending: Ending,
     padding: Arc<Padding>,
+    /// Where end-to-end streams have streams of their own, those that the peer opens.
+    lanes: Option<Lanes>,
     /// Told when cells are sent on a connection that a relay dialled. One that we dialled has its own.
     pulse: Option<Arc<Pulse>>,
 }
@@ -106,10 +110,15 @@ pub(super) fn start(
         scale: Scale::new(Instant::now(), config.half_life),
         ending,
         padding: io.padding,
+        lanes: (config.rival == Some(Rival::StreamPerStream)).then(Lanes::default),
         pulse: accepted.then(Pulse::new),
     });
-    shared.widen(io.known);
-    congestion::forgive(&shared.connection);
+    widen(&shared.connection, config, io.known);
+    if shared.lanes.is_some() {
+        let connection = &shared.connection;
+        connection.set_max_concurrent_uni_streams(lanes::MOST_LANES.into());
+        tokio::spawn(lanes::accept(Arc::clone(&shared)));
+    }
     shared.watch();
     let acceptor = CircuitAcceptor {
         shared: Arc::clone(&shared),
@@ -147,20 +156,20 @@ impl Transport {
     }
 }
 
-impl Shared {
-    /// Streams for the peer's first circuits, and a window so wide that no circuit takes another's.
-    fn widen(&self, known: bool) {
-        let streams = streams_at_first(self.config.most_circuits(known));
-        let window = self.config.whole_window(known);
-        let largest = VarInt::MAX.into_inner();
-        let credit = VarInt::from_u64(window.min(largest)).unwrap_or(VarInt::MAX);
-        self.connection.set_send_window(window);
-        self.connection.set_receive_window(credit);
-        self.connection
-            .set_max_concurrent_bi_streams(streams.into());
-        self.connection.set_max_concurrent_uni_streams(0u32.into());
-    }
+/// Streams for the peer's first circuits, a window so wide that no circuit takes another's, and control that forgives losses by chance.
+pub(super) fn widen(connection: &Connection, config: &Config, known: bool) {
+    let streams = streams_at_first(config.most_circuits(known));
+    let window = config.whole_window(known);
+    let largest = VarInt::MAX.into_inner();
+    let credit = VarInt::from_u64(window.min(largest)).unwrap_or(VarInt::MAX);
+    connection.set_send_window(window);
+    connection.set_receive_window(credit);
+    connection.set_max_concurrent_bi_streams(streams.into());
+    connection.set_max_concurrent_uni_streams(0u32.into());
+    congestion::forgive(connection);
+}
 
+impl Shared {
     /// A relay that dialled us and is gone is noticed while we send to it.
     fn watch(&self) {
         let Some(pulse) = self.pulse.clone() else {
@@ -192,6 +201,9 @@ impl Shared {
             queue: (to, queue),
             gauge,
         } = berth;
+        let lanes = self.lanes.as_ref();
+        let lanes = lanes.map(|lanes| lanes.enter(place.id, &self.connection));
+        let (lanes_in, lanes_out) = lanes.unzip();
         let outbound = Outbound {
             stream: send,
             queue,
@@ -203,11 +215,12 @@ impl Shared {
             written: 0,
             pulse: self.pulse.clone(),
             padding: Arc::clone(&self.padding),
+            lanes: lanes_out,
             // The last cells are still on their way when nobody holds the circuit any more.
             _hold: hold.clone(),
         };
         tokio::spawn(outbound.run(place.id));
-        let inbound = first.inbound(place.id, Arc::clone(&self.counts), gauge);
+        let inbound = first.inbound(place.id, Arc::clone(&self.counts), gauge, lanes_in);
         Circuit {
             id: place.id,
             sender: Sender::new(to, Arc::clone(&place)),
@@ -353,6 +366,7 @@ struct First {
 pub(super) struct Inbound {
     cells: Cells,
     first: Option<Cell>,
+    lanes: Option<Box<LanesIn>>,
     id: CircuitId,
     counts: Arc<Counts>,
     gauge: Arc<Gauge>,
@@ -443,10 +457,17 @@ impl First {
         drop(self.cells.stream.stop(code));
     }
 
-    fn inbound(self, id: CircuitId, counts: Arc<Counts>, gauge: Arc<Gauge>) -> Inbound {
+    fn inbound(
+        self,
+        id: CircuitId,
+        counts: Arc<Counts>,
+        gauge: Arc<Gauge>,
+        lanes: Option<Box<LanesIn>>,
+    ) -> Inbound {
         Inbound {
             cells: self.cells,
             first: self.first,
+            lanes,
             id,
             counts,
             gauge,
@@ -471,7 +492,10 @@ impl Inbound {
             if self.ended {
                 return Poll::Ready(None);
             }
-            let read = self.cells.poll_next(cx);
+            let read = match &mut self.lanes {
+                None => self.cells.poll_next(cx),
+                Some(lanes) => lanes.poll_next(&mut self.cells, self.id, cx),
+            };
             self.note(read.is_ready());
             let read = ready!(read);
             if let Some(cell) = self.judge(read) {
@@ -613,6 +637,7 @@ struct Outbound {
     /// Told that something was.
     pulse: Option<Arc<Pulse>>,
     padding: Arc<Padding>,
+    lanes: Option<Box<LanesOut>>,
     _hold: Hold,
 }
 
@@ -634,7 +659,7 @@ impl Outbound {
             Stop::Ours(End::Aborted(reason)) => {
                 let last = encode(&[destroy(id, reason)]);
                 // It may not fit into the window; then the reset says it.
-                if self.write(last).await.is_ok() {
+                if self.write(StreamId::CIRCUIT, last).await.is_ok() {
                     self.finish(reason).await;
                 }
             }
@@ -656,14 +681,35 @@ impl Outbound {
             activity.add(cells.len(), now);
             let new = activity.level(now);
             if std::mem::replace(&mut level, new) != new {
-                drop(self.stream.set_priority(-new));
+                self.set_priority(-new);
             }
-            let bytes = encode(&cells);
-            cells.clear();
-            if let Err(stop) = self.write(bytes).await {
+            if let Err(stop) = self.deliver(&mut cells).await {
                 return stop;
             }
+            cells.clear();
         }
+    }
+
+    fn set_priority(&mut self, priority: i32) {
+        drop(self.stream.set_priority(priority));
+        if let Some(lanes) = &mut self.lanes {
+            lanes.set_priority(priority);
+        }
+    }
+
+    async fn deliver(&mut self, cells: &mut [Cell]) -> Result<(), Stop> {
+        if self.lanes.is_none() {
+            return self.write(StreamId::CIRCUIT, encode(cells)).await;
+        }
+        for run in cells.chunk_by_mut(|one, next| one.stream == next.stream) {
+            let stream = run.first().map_or(StreamId::CIRCUIT, |cell| cell.stream);
+            if let Some(lanes) = &mut self.lanes {
+                lanes.number(run);
+                lanes.open(stream).await?;
+            }
+            self.write(stream, encode(run)).await?;
+        }
+        Ok(())
     }
 
     async fn next(
@@ -679,10 +725,12 @@ impl Outbound {
     }
 
     /// Once the circuit has ended here, what is left may take [`Config::linger`](crate::Config::linger); aborted: no time.
-    async fn write(&mut self, bytes: Bytes) -> Result<(), Stop> {
+    async fn write(&mut self, stream: StreamId, bytes: Bytes) -> Result<(), Stop> {
         self.written = self.written.saturating_add(bytes.len() as u64);
         self.flow.wrote(bytes.len());
         self.gauge.is_stuck(true);
+        let lane = self.lanes.as_mut().and_then(|lanes| lanes.lane(stream));
+        let to = lane.unwrap_or(&mut self.stream);
         let (queue, linger) = (&self.queue, self.linger);
         let patience = async {
             let end = poll_fn(|cx| queue.poll_end(cx)).await;
@@ -693,7 +741,7 @@ impl Outbound {
         };
         let written = tokio::select! {
             biased;
-            written = self.stream.write_chunk(bytes) => written.map_err(|_| Stop::Theirs),
+            written = to.write_chunk(bytes) => written.map_err(|_| Stop::Theirs),
             end = patience => {
                 self.counts.unread.up();
                 Err(Stop::Within(end))

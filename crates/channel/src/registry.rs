@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    Channel, ChannelDialer, How, Listing, Whom,
+    Channel, ChannelDialer, How, Listing, Rival, Whom,
     table::{Lookup, Outcome, Plan, Table, TableChannel},
 };
 
@@ -80,6 +80,9 @@ impl Channels {
         how: How,
         terms: &Terms,
     ) -> Result<Channel, Error> {
+        if self.is_shared_by_none() {
+            return Box::pin(self.0.dialer.dial(whom, How::Tls, terms)).await;
+        }
         for _ in 0..MAX_DIALS {
             let ours = self.0.dialer.goes_first(identity);
             let asked = (identity, whom);
@@ -153,8 +156,16 @@ impl Channels {
         }
     }
 
+    /// Whether each circuit has a channel of its own, which ends with it: none is kept, no bound on dials holds, and the peer begins no circuit on it.
+    fn is_shared_by_none(&self) -> bool {
+        self.0.dialer.config().rival == Some(Rival::ConnectionPerCircuit)
+    }
+
     /// The peer of `channel` dialled us. Of a client nothing is kept.
     pub fn add(&self, channel: &Channel) {
+        if self.is_shared_by_none() {
+            return;
+        }
         if let Some(peer) = channel.peer() {
             let mut table = self.0.table.lock();
             table.accepted(&peer.ed25519, channel.clone());

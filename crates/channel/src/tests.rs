@@ -3,6 +3,7 @@
 pub(super) mod harness;
 mod padding;
 mod registry;
+mod rivals;
 
 use std::{collections::HashSet, time::Duration};
 

@@ -1,4 +1,5 @@
-//! A channel over TLS: all circuits on one stream of bytes. One task reads and never waits for a circuit, one writes the quietest circuit first.
+//! A channel over TLS: all circuits on one stream of bytes, which may be one of QUIC where the lab asks for it
+//! ([`Rival::OneStream`](crate::Rival)). One task reads and never waits for a circuit, one writes the quietest circuit first.
 //! What they and the circuits' ends share is [`Shared`], with the machine [`mux`] inside; the tasks are dull.
 //! tor-spec: "Cell Packet format", "Relay cells"; C tor's `circuitmux_ewma`.
 
@@ -9,6 +10,7 @@ use std::{
 };
 
 use bytes::BytesMut;
+use hoplite_link::QuicLink;
 use hoplite_wire::cell::{self, Cell, CircuitId, Command, Reader, relay::StreamId};
 use parking_lot::Mutex;
 use tokio::{
@@ -66,6 +68,8 @@ pub(super) struct CircuitKey {
 /// What the tasks need besides.
 pub(super) struct ChannelIo<S> {
     pub(super) stream: S,
+    /// What watches over the connection, where it is one of QUIC that we dialled.
+    pub(super) link: Option<QuicLink>,
     /// With what was read behind the handshake.
     pub(super) reader: Reader,
     pub(super) padding: Arc<Padding>,
@@ -83,7 +87,7 @@ where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let ending = Ending::new();
-    let hold = Hold::new(ending.clone(), None);
+    let hold = Hold::new(ending.clone(), io.link);
     let scale = Scale::new(Instant::now(), config.half_life);
     let shared = Arc::new(Shared {
         mux: Mutex::new(Mux::new(ids, scale, config, Arc::clone(counts))),

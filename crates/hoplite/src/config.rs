@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use hoplite_channel::Rival;
 use hoplite_config::meant;
 use hoplite_crypto::Token;
 use serde::{
@@ -77,6 +78,16 @@ fn read_bounded(path: &Path) -> std::io::Result<String> {
         return Err(std::io::Error::other("it is larger than 4 MiB"));
     }
     std::fs::read_to_string(path)
+}
+
+/// Why a file may not ask for what the lab alone measures, unless this program is built for it.
+pub(crate) fn refused_rival(document: &Document, rival: Option<Rival>) -> Option<Complaint> {
+    if rival.is_none() || cfg!(feature = "rivals") {
+        return None;
+    }
+    let why = "circuits would be slower, or could be counted by others: it is for hoplite-lab's comparisons, and this program is built without it";
+    let remedy = "remove the key; the lab takes a program that is built with `--features rivals`";
+    Some(document.complain("onion.rival", why, remedy))
 }
 
 /// Turns a document into a value, or says where it does not fit.

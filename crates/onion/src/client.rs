@@ -3,7 +3,7 @@
 
 use std::{future::poll_fn, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use hoplite_channel::{How, PaddingMode};
+use hoplite_channel::{How, PaddingMode, Rival};
 use hoplite_config::ConfigError;
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Isolation, Opening, Overlay, Stream, Terms};
 use hoplite_wire::{Target, cell::relay::Flags};
@@ -70,6 +70,9 @@ pub struct Config {
     pub window: u32,
     /// How much the channel to the first relay is padded. Whoever makes the [`Dialer`] obeys it.
     pub padding: PaddingMode,
+    /// How circuits share the channel to the first relay, where the lab asks for a rival of what is right. Whoever makes the [`Dialer`] obeys it; programs
+    /// that are not built for the lab refuse the key.
+    pub rival: Option<Rival>,
     /// A directory of keys of clients whom onion services have authorised (C tor's `*.auth_private`). Who makes the
     /// [`Descriptors`](crate::onion_service::Descriptors) obeys it.
     pub client_keys: Option<PathBuf>,
@@ -108,6 +111,7 @@ impl Default for Config {
             streams: limits.streams,
             window: 2 << 20,
             padding: PaddingMode::Auto,
+            rival: None,
             client_keys: None,
             services: ClientConfig::default(),
             descriptors: DescriptorsConfig::default(),

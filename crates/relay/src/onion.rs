@@ -489,6 +489,7 @@ fn bounds(settings: &Settings, config: &Config) -> channel::Config {
             at_once: settings.dials_per_address,
             per_second: settings.dials_per_address_and_second,
         },
+        rival: settings.rival,
         ..channel::Config::default()
     }
 }

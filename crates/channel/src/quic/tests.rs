@@ -8,7 +8,7 @@ use hoplite_testing::{soon, until};
 use hoplite_wire::cell::{Cell, CircuitId, Command};
 
 use crate::{
-    Channel, Circuit, Config, Count, Why,
+    Channel, Circuit, Config, Count, Rival, Why,
     handshake::{Around, Binding, Handshake, Refused, Us},
     tests::harness::{World, bytes, cell, number, recv, send},
 };
@@ -352,5 +352,44 @@ async fn a_circuit_that_the_peer_never_drains_is_buried_all_the_same() {
     counted(&world.there.unread).await;
     while let Ok(Some(_)) = soon(receive.read_chunk(usize::MAX, true)).await {}
     until(|| hostile.channel.circuits() == 0).await;
+    is_well(&hostile).await;
+}
+
+/// A lane of the circuit of this id.
+async fn lane(hostile: &Hostile, circuit: u32) -> SendStream {
+    let mut lane = soon(hostile.connection.open_uni()).await.unwrap();
+    soon(lane.write_all(&circuit.to_be_bytes())).await.unwrap();
+    lane
+}
+
+#[tokio::test(start_paused = true)]
+async fn lanes_are_read_in_turn_and_one_of_no_circuit_or_without_relay_cells_is_none() {
+    let config = Config {
+        rival: Some(Rival::StreamPerStream),
+        ..Config::default()
+    };
+    let mut world = World::new(config);
+    let hostile = hostile(&mut world).await;
+    let astray = lane(&hostile, HIGH | 9).await;
+    counted(&world.there.no_circuits).await;
+    soon(astray.stopped()).await.unwrap();
+    let (_stream, mut circuit) = hostile.circuit(1).await;
+    let mut one = lane(&hostile, HIGH | 1).await;
+    let mut other = lane(&hostile, HIGH | 1).await;
+    let later = [
+        numbered(2, Command::RELAY, 8),
+        numbered(3, Command::RELAY, 9),
+    ]
+    .concat();
+    soon(one.write_all(&later)).await.unwrap();
+    let first = numbered(1, Command::RELAY, 7);
+    soon(other.write_all(&first)).await.unwrap();
+    for number in 7..=9 {
+        assert_eq!(recv(&mut circuit).await, (Command::RELAY, number));
+    }
+    let create = numbered(HIGH | 1, Command::CREATE2, 0);
+    soon(other.write_all(&create)).await.unwrap();
+    assert_eq!(recv(&mut circuit).await.0, Command::DESTROY);
+    counted(&world.there.mismatched).await;
     is_well(&hostile).await;
 }

@@ -225,6 +225,7 @@ fn dialer(
         padding: file.padding,
         padding_parameters,
         idle: kept_open.unwrap_or(usual.idle),
+        rival: file.rival,
         ..usual
     };
     let below: Arc<dyn Overlay> = Arc::new(underlay.tunnels.clone());

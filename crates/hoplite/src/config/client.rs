@@ -196,6 +196,8 @@ pub(super) fn complaints(config: &Config, document: &Document) -> Vec<Complaint>
     if config.is_onion() {
         checker.circuits();
     }
+    let refused = super::refused_rival(document, config.onion.rival);
+    checker.complaints.extend(refused);
     checker.services();
     checker.scan();
     checker.issuers();

@@ -31,6 +31,9 @@ pub(crate) fn read(document: &Document) -> Result<Relay, Failure> {
     config
         .check()
         .map_err(|error| vec![complaint(document, &error)])?;
+    if let Some(refused) = super::refused_rival(document, config.onion.rival) {
+        return Err(vec![refused].into());
+    }
     let said = &config.directory;
     if !said.authorities.is_empty() {
         let (threshold, hostile) = (said.threshold, said.hostile);

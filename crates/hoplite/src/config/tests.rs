@@ -1113,3 +1113,24 @@ fn what_is_wrong_with_a_relays_store_of_spent_tokens_is_told_by_line_and_key_wit
         assert!(!told.contains("secret"), "{told}");
     }
 }
+
+#[test]
+fn rivals_of_the_lab_are_refused_by_a_program_that_is_not_built_for_it() {
+    let of_client = circuits("path = [\"a\"]\nonion.rival = \"one-stream\"", &["a"]);
+    let of_relay =
+        "listen = [\"127.0.0.1:443\"]\n[onion]\nenabled = true\nrival = \"stream-per-stream\"\n";
+    if cfg!(feature = "rivals") {
+        assert!(client::read(&document(&of_client).expect("valid")).is_ok());
+        assert!(relay::read(&document(of_relay).expect("valid")).is_ok());
+    } else {
+        for error in [client_error(&of_client), relay_error(of_relay)] {
+            assert!(
+                error.contains("onion.rival: circuits would be slower"),
+                "{error}"
+            );
+            assert!(error.contains("remove the key"), "{error}");
+        }
+    }
+    let error = client_error(&of_client.replace("one-stream", "no-stream"));
+    assert!(error.contains("onion.rival"), "{error}");
+}

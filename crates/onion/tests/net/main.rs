@@ -12,6 +12,7 @@ mod paths;
 mod published;
 mod queued;
 mod raw;
+mod rivals;
 mod services;
 mod stalls;
 mod support;

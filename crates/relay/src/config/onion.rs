@@ -126,6 +126,8 @@ pub struct Onion {
     /// Seconds until a channel without circuits is closed.
     #[serde(deserialize_with = "hoplite_config::seconds")]
     pub idle_channel: Duration,
+    /// How circuits share a channel, where the lab asks for a rival of what is right. Programs that are not built for the lab refuse the key.
+    pub rival: Option<hoplite_channel::Rival>,
     /// Whether it is a relay of a network of Tor's, in the consensus of its authorities.
     pub tor: Option<Tor>,
 }
@@ -253,6 +255,7 @@ impl Default for Onion {
             patience: Duration::from_secs(30),
             unanswered: hoplite_channel::FAILED_DIAL_TTL,
             idle_channel: Duration::from_secs(180),
+            rival: None,
             tor: None,
         }
     }
