@@ -78,6 +78,11 @@ pub enum Analysis {
         /// The client's link.
         link: String,
     },
+    /// Paper 004, tables 8.1 to 8.3: in how many rounds 0, 1, 2, … clients stalled before their first byte (`rounds_stalled_share:N`).
+    Stalled {
+        /// A client has stalled whose first byte took this many times its own median, or did not come.
+        above: u32,
+    },
 }
 
 /// What is recorded or kept on demand.

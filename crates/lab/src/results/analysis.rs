@@ -1,8 +1,9 @@
-//! What is computed from results and records: statistics, the cascade of acknowledgements, the fingerprint of a connection; and the captures that
-//! the last two begin with. Functions over values and over files of one attempt.
+//! What is computed from results and records: statistics, the cascade of acknowledgements, the fingerprint of a connection, and the captures that
+//! these two begin with; rounds in which clients stalled. Functions over values and over files of one attempt.
 
 pub mod cascade;
 pub(crate) mod fingerprint;
+mod stalled;
 pub mod statistics;
 
 use std::{
@@ -12,6 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::sample::whole_transfers;
 use crate::{
     errors::Failure,
     experiments::trial::{Analysis, Report, Trial},
@@ -33,11 +35,17 @@ pub enum Analysed {
 pub fn analyse(trial: &Trial, report: &Report) -> Result<Analysed, Failure> {
     let mut figures = Vec::new();
     for analysis in &trial.analyses {
-        let seen = Vantage::of(trial, analysis)?;
         let found = match analysis {
-            Analysis::Cascade { .. } => cascade::of_files(&seen, &trial.directory.join("qlog"))?,
-            Analysis::Fingerprint { .. } => {
+            Analysis::Cascade { link } => {
+                let seen = Vantage::of(trial, link, cascade::DOING)?;
+                cascade::of_files(&seen, &trial.directory.join("qlog"))?
+            }
+            Analysis::Fingerprint { link } => {
+                let seen = Vantage::of(trial, link, fingerprint::DOING)?;
                 Analysed::Figures(fingerprint::of_files(&seen, began(report))?)
+            }
+            Analysis::Stalled { above } => {
+                Analysed::Figures(stalled::rounds(&whole_transfers(&report.transfers), *above))
             }
         };
         match found {
@@ -62,11 +70,7 @@ struct Vantage {
 }
 
 impl Vantage {
-    fn of(trial: &Trial, analysis: &Analysis) -> Result<Self, Failure> {
-        let (doing, link) = match analysis {
-            Analysis::Cascade { link } => (cascade::DOING, link),
-            Analysis::Fingerprint { link } => (fingerprint::DOING, link),
-        };
+    fn of(trial: &Trial, link: &str, doing: &'static str) -> Result<Self, Failure> {
         Ok(Self {
             doing,
             client: client_of(trial, link, doing)?,

@@ -165,19 +165,40 @@ fn seconds(value: &Value) -> Result<f64, Wrong> {
     units::duration(value).map(|time| time.as_secs_f64())
 }
 
+/// What is computed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Cascade,
+    Fingerprint,
+    Stalled,
+}
+
+const KINDS: [(&str, Kind); 3] = [
+    ("cascade", Kind::Cascade),
+    ("fingerprint", Kind::Fingerprint),
+    ("stalled", Kind::Stalled),
+];
+/// As the goals have it that ask for no stalled circuit.
+const STALLED_ABOVE: u32 = 3;
+
 /// `[[analysis]]`
 pub(crate) fn analyses(root: Reader<'_>, topology: &Topology) -> Vec<Analysis> {
     let mut analyses = Vec::new();
     for entry in root.tables("analysis") {
-        entry.only("analysis link when");
+        entry.only("analysis link above when");
         if entry.instances().is_empty() {
             continue;
         }
         let kind = entry.need(
             "analysis",
             "what is computed, such as analysis = \"cascade\"",
-            |value| one_of(value, &[("cascade", true), ("fingerprint", false)]),
+            |value| one_of(value, &KINDS),
         );
+        if kind == Some(Kind::Stalled) {
+            let above = entry.count("above", STALLED_ABOVE, 2, 1000);
+            analyses.push(Analysis::Stalled { above });
+            continue;
+        }
         let links = || topology.links.iter().map(|link| link.name.as_str());
         let link = entry.need("link", "the client's link", |value| {
             let name = text(value)?;
@@ -190,12 +211,9 @@ pub(crate) fn analyses(root: Reader<'_>, topology: &Topology) -> Vec<Analysis> {
                 ))
             }
         });
-        analyses.extend(kind.zip(link).map(|(cascade, link)| {
-            if cascade {
-                Analysis::Cascade { link }
-            } else {
-                Analysis::Fingerprint { link }
-            }
+        analyses.extend(kind.zip(link).map(|(kind, link)| match kind {
+            Kind::Cascade => Analysis::Cascade { link },
+            Kind::Fingerprint | Kind::Stalled => Analysis::Fingerprint { link },
         }));
     }
     analyses
@@ -206,7 +224,9 @@ pub(crate) fn recorded(keep: &Keep, analyses: &[Analysis]) -> Keep {
     let mut record = keep.clone();
     for analysis in analyses {
         record.qlog |= matches!(analysis, Analysis::Cascade { .. });
-        let (Analysis::Cascade { link } | Analysis::Fingerprint { link }) = analysis;
+        let (Analysis::Cascade { link } | Analysis::Fingerprint { link }) = analysis else {
+            continue;
+        };
         let there = record.pcap.iter().any(|name| name == "*" || name == link);
         record.pcap.extend((!there).then(|| link.clone()));
     }

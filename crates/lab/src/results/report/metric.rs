@@ -51,7 +51,7 @@ macro_rules! known {
 }
 
 /// In the order of the page.
-const KNOWN: [Known; 23] = known! {
+const KNOWN: [Known; 24] = known! {
     "page_load_s" "Page load" Seconds Lower true;
     "goodput_bps" "Goodput" BitsPerSecond Higher true;
     "ttfb_s" "Time to first byte" Seconds Lower true;
@@ -67,6 +67,7 @@ const KNOWN: [Known; 23] = known! {
     "overhead_share" "Overhead, share of bytes" Share Lower true;
     "ack_share" "Acknowledgements, share of bytes" Share Lower true;
     "ack_frames_per_packet" "Tunnel ACK frames per data packet" Count Lower true;
+    "rounds_stalled_share" "Rounds in which so many clients stalled" Share Neither false;
     "failed_share" "Transfers that failed, mean share" Share Lower true;
     "cpu_s_per_gb" "Processor time per GB" SecondsPerGigabyte Lower true;
     "peak_memory" "Peak memory" Bytes Lower false;
@@ -98,7 +99,7 @@ pub(super) fn meaning(name: &str) -> Meaning {
         },
         key: known.4 && part.is_none(),
         statistic: match base {
-            "failed_share" => Statistic::Mean,
+            "failed_share" | "rounds_stalled_share" => Statistic::Mean,
             _ => Statistic::Median,
         },
         rank: rank + u8::from(part.is_some()),
