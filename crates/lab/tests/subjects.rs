@@ -275,6 +275,9 @@ fn circuits_carry_streams_over_quic_tls_and_whichever_is_there_on_paths_of_their
         format!("channel = \"quic\", {paths}"),
         "channel = \"tls\", congestion_control = false".to_owned(),
         "channel = \"auto\", ahead = 1".to_owned(),
+        "ahead = 0, warm = false".to_owned(),
+        "over = [\"quic\", \"tls\", \"quic\"]".to_owned(),
+        "over = [\"tls\", \"quic\", \"tls\"]".to_owned(),
     ] {
         let subject =
             format!("use = \"hoplite-onion\"\nwith = {{ relays = 3, clients = 2, {with} }}\n");
