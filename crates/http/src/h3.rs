@@ -5,7 +5,7 @@
 //! A [`Session`] hands out [`Exchange`]s, one per request. An exchange becomes a byte stream ([`Exchange::into_stream`]), two
 //! halves ([`Exchange::split`]) or a UDP flow ([`Exchange::datagrams`]). What is dropped before its end is reset.
 //!
-//! Every queue has a bound: early datagrams 32 and 64 KiB a connection, outgoing datagrams what QUIC buffers and one batch,
+//! Every queue has a bound: early datagrams 32 and 64 KiB a connection, outgoing datagrams what QUIC buffers, one batch, and one packet of what shares it,
 //! outgoing stream data one write of at most 64 KiB, requests not yet accepted `Config::max_waiting`.
 //! What a peer opens and gives up (RFC 9114 §10.5) whoever serves counts: [`Exchange::gone`], [`Session::abandoned`].
 
@@ -29,10 +29,12 @@ mod driver;
 mod exchange;
 mod flow;
 mod session;
+mod sharing;
 
 pub use exchange::{DataReceiver, DataSender, Exchange, H3Stream};
 pub use flow::Flow;
 pub use session::{Incoming, Session};
+pub use sharing::Share;
 
 /// How a session behaves.
 #[derive(Clone, Debug)]
@@ -47,6 +49,8 @@ pub struct Config {
     pub counters: Arc<Counters>,
     /// What steers the connection below; without it the peer takes us for a plain end.
     pub controller: Option<ConnectionController>,
+    /// How long what is small waits for others to share a packet with.
+    pub share: Share,
 }
 
 impl Default for Config {
@@ -57,6 +61,7 @@ impl Default for Config {
             max_waiting: 64,
             counters: Arc::default(),
             controller: None,
+            share: Share::default(),
         }
     }
 }

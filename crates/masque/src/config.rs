@@ -3,6 +3,7 @@
 
 use std::{fmt, time::Duration};
 
+use hoplite_http::h3::Share;
 use hoplite_link::Pad;
 use hoplite_wire::{
     forwarding::Transform,
@@ -34,10 +35,12 @@ pub struct Config {
     pub transform: Transform,
     /// How many connection ids of one flow may pass forwarded at once; the packets of others are tunnelled.
     pub forwarded_ids: usize,
-    /// Whether small payloads that answer a download wait a little for each other where they share packets.
+    /// Whether small payloads that answer a download wait a little for each other where they share packets, if `share.answers` does not say so.
     pub gather: bool,
     /// Whether programs' UDP has one address at the last relay for all its targets, if that relay has such flows.
     pub bound_udp: bool,
+    /// How long what is small waits for others to share a packet of the connection to the last relay with.
+    pub share: Share,
     /// How large packets to the first relay are.
     pub pad: Pad,
     /// What the last relay is shown of where the client is, by the word of the first.
@@ -88,6 +91,7 @@ impl Default for Config {
             forwarded_ids: 64,
             gather: true,
             bound_udp: false,
+            share: Share::default(),
             pad: Pad::Off,
             region: ShownRegion::None,
             zone: None,

@@ -71,16 +71,18 @@ pub(crate) struct Shown {
 pub(crate) struct Lease(Arc<Connection>);
 
 impl Connection {
-    /// Begins to speak HTTP on `link`.
+    /// Begins to speak HTTP on `link`; over TCP nothing waits to share packets, for there are none to see.
     pub(crate) async fn start(
         link: Link,
         token: Option<Shown>,
         told: Option<Arc<Told>>,
+        share: h3::Share,
     ) -> Result<Arc<Self>, Error> {
         let (session, link) = match link {
             Link::Quic(link) => {
                 let config = h3::Config {
                     controller: Some(link.controller().clone()),
+                    share,
                     ..h3::Config::default()
                 };
                 let session = Session::quic_client(link.connection().clone(), &config);

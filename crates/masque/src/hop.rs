@@ -293,11 +293,14 @@ impl Hop {
         let terms = self.terms(terms);
         let opening = self.tunnel(target, &terms);
         let tunnel = terms.run("opening a UDP flow", opening).await?;
-        Ok(if self.config.gather {
-            Box::new(Gather::new(tunnel))
-        } else {
-            Box::new(tunnel)
-        })
+        // Nothing waits twice.
+        Ok(
+            if self.config.gather && self.config.share.answers.is_zero() {
+                Box::new(Gather::new(tunnel))
+            } else {
+                Box::new(tunnel)
+            },
+        )
     }
 }
 

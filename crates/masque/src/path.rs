@@ -4,6 +4,7 @@
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
+use hoplite_http::h3::Share;
 use hoplite_link::Pad;
 use hoplite_overlay::{
     Bound, Datagrams, Error, ErrorKind, Opening, Overlay, Packets, Reason, Stream, Terms,
@@ -117,10 +118,11 @@ impl Path {
     }
 }
 
-/// For hops that only carry the link to the next relay.
+/// For hops that only carry the link to the next relay. In it nothing small is seen any more that has not waited already.
 fn carrying(config: &Config) -> Config {
     let mut config = config.clone();
     config.link.carries_next_hop = true;
+    config.share = Share::default();
     config
 }
 

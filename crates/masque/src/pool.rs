@@ -259,7 +259,8 @@ async fn dial(pool: Arc<Pool>, token: Isolation) -> Result<Arc<Connection>, Erro
     };
     let link = pool.dialer.race(&terms).await?;
     // Only now: what cannot be reached costs no token.
-    let connection = Connection::start(link, pool.token().await?, pool.told.clone()).await?;
+    let (token_shown, told) = (pool.token().await?, pool.told.clone());
+    let connection = Connection::start(link, token_shown, told, pool.config.share).await?;
     pool.keep(&token, &connection);
     follow(&Arc::downgrade(&pool), &token, connection.clone());
     Ok(connection)
@@ -342,7 +343,8 @@ async fn back_to_quic(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<Con
         let Ok(fresh) = strong.token().await else {
             continue;
         };
-        let Ok(quic) = Connection::start(Link::Quic(link), fresh, strong.told.clone()).await else {
+        let (link, told) = (Link::Quic(link), strong.told.clone());
+        let Ok(quic) = Connection::start(link, fresh, told, strong.config.share).await else {
             continue;
         };
         debug!("hop is back on QUIC");

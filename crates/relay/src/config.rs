@@ -31,6 +31,7 @@ pub use directory::{CacheLimits, Directory};
 pub use fleet::Fleet;
 pub use forwarding::Forwarding;
 pub use hoplite_config::ConfigError;
+pub use hoplite_http::h3::Share;
 pub use hoplite_link::{LinkKind, Pad};
 pub use ip::Ip;
 pub use limits::Limits;
@@ -350,6 +351,8 @@ pub struct Tunnel {
     pub congestion: Congestion,
     /// Whether QUIC packets to clients are all as large as the path carries: `"off"` or `"full"`.
     pub pad: Pad,
+    /// How long what is small and goes to a client waits for others to share a packet with.
+    pub share: Share,
 }
 
 impl Default for Tunnel {
@@ -360,6 +363,7 @@ impl Default for Tunnel {
             allow_no_acks: no_acks,
             congestion: Congestion::Auto,
             pad: Pad::Off,
+            share: Share::default(),
         }
     }
 }

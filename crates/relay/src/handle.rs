@@ -416,7 +416,10 @@ impl Shared {
             admission: ArcSwap::from_pointee(Admission::new(&config.auth, &metrics)?),
             certificates,
             quotas,
-            h3: h3(&config.limits, &metrics),
+            h3: hoplite_http::h3::Config {
+                share: config.tunnel.share,
+                ..h3(&config.limits, &metrics)
+            },
             metrics,
             h2: h2(&config.limits),
             h1: h1(&config.limits),

@@ -1,5 +1,6 @@
 //! A connection's QUIC DATAGRAM frames. A task reads them and hands them to the flows, in batches; what comes for a request that has not
-//! arrived is kept a little; what goes out waits in one queue of all flows, which takes no more than QUIC has room for.
+//! arrived is kept a little; what goes out waits in one queue of all flows, which takes no more than QUIC has room for. What is small waits there for
+//! others first, up to one packet of it, if it is to share packets (`sharing`).
 //! RFC 9297 §2.1: "If a DATAGRAM frame is received and its Quarter Stream ID field maps to a stream that has not yet been created,
 //! the receiver SHALL either drop that frame silently or buffer it temporarily".
 
@@ -7,6 +8,7 @@ use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -14,9 +16,18 @@ use futures_util::FutureExt as _;
 use hoplite_overlay::Batch;
 use hoplite_wire::{h3::Code, http_datagram};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::Notify;
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
 
-use super::{add, flow::Inbound, quic, session::Inner};
+use super::{
+    Share, add,
+    flow::Inbound,
+    quic,
+    session::Inner,
+    sharing::{Class, Packet, Verdict},
+};
 
 /// How many datagrams are handed out before the flows flush and other tasks get their turn.
 const BATCH: usize = 256;
@@ -282,19 +293,29 @@ pub(super) struct Frames<'a> {
     pub(super) stream: u64,
 }
 
-/// One a connection. Its bound is one batch: while any datagram waits here, nobody sends.
+/// One a connection. Its bound is one batch, and one packet of what shares it: while any datagram waits for QUIC here, nobody sends.
 #[derive(Debug)]
 pub(super) struct Outbox {
     /// How much room QUIC's buffer has while it is empty.
     room: usize,
+    /// How long what is small waits for others.
+    share: Share,
     state: Mutex<State>,
     work: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
+    /// For room in QUIC's buffer.
     waiting: VecDeque<Bytes>,
     wakers: Vec<Waker>,
+    /// For others to share a packet with; none while any waits for room.
+    sharing: VecDeque<Bytes>,
+    packet: Packet,
+    /// Streams whose small pieces wait for the same packet, each of them counted in it.
+    streams: Vec<Waker>,
+    /// The connection is lost: nobody waits any more.
+    closed: bool,
 }
 
 impl State {
@@ -302,18 +323,28 @@ impl State {
         if self.waiting.is_empty() {
             return Poll::Ready(());
         }
-        if !self.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
-            self.wakers.push(cx.waker().clone());
-        }
+        keep(&mut self.wakers, cx);
         Poll::Pending
     }
 }
 
+fn keep(wakers: &mut Vec<Waker>, cx: &Context<'_>) {
+    if !wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+        wakers.push(cx.waker().clone());
+    }
+}
+
+/// What a DATAGRAM frame has before its content, in bytes.
+const FRAME_HEAD: usize = 3;
+/// The same of a STREAM frame with a DATA frame in it.
+const STREAM_HEAD: usize = 16;
+
 impl Outbox {
     /// For a connection whose empty buffer has so much room.
-    pub(super) fn new(room: usize) -> Self {
+    pub(super) fn new(room: usize, share: Share) -> Self {
         Self {
             room,
+            share,
             state: Mutex::default(),
             work: Notify::new(),
         }
@@ -321,7 +352,9 @@ impl Outbox {
 
     /// Whether nothing waits here or in QUIC's buffer.
     pub(super) fn is_drained(&self, inner: &Inner) -> bool {
-        inner.conn.datagram_send_buffer_space() >= self.room && self.state().waiting.is_empty()
+        let state = self.state();
+        let here = state.waiting.is_empty() && state.sharing.is_empty();
+        here && inner.conn.datagram_send_buffer_space() >= self.room
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -334,11 +367,12 @@ impl Outbox {
     }
 
     /// Sends what there is room for and returns how many payloads that were. Of the rest, a caller that can wait leaves
-    /// all here; for one that cannot, the rest counts as dropped.
+    /// all here; for one that cannot, the rest counts as dropped. Of a `class` it may wait for others first.
     pub(super) fn send(
         &self,
         inner: &Inner,
         frames: Frames<'_>,
+        class: Option<Class>,
         waiter: Option<&Context<'_>>,
     ) -> Poll<usize> {
         let mut state = self.state();
@@ -346,6 +380,11 @@ impl Outbox {
             && state.poll_ready(cx).is_pending()
         {
             return Poll::Pending;
+        }
+        if let Some(class) = class
+            && self.shares(&mut state, inner, frames, self.share.of(class))
+        {
+            return Poll::Ready(frames.count());
         }
         let fitting = if state.waiting.is_empty() {
             frames.fitting(inner.conn.datagram_send_buffer_space())
@@ -360,6 +399,97 @@ impl Outbox {
         add(&inner.config.counters.full, frames.count() - taken);
         let lost = self.hand_over(&mut state, inner, frames.encode(taken), fitting);
         Poll::Ready(taken - lost)
+    }
+
+    /// Whether the batch waits with others, or has left with them; otherwise they have left, and it is to follow.
+    fn shares(&self, state: &mut State, inner: &Inner, frames: Frames<'_>, wait: Duration) -> bool {
+        let verdict = self.verdict(state, inner, frames.wire_bytes(), wait);
+        match verdict {
+            Verdict::Leaves => {
+                self.release(state, inner);
+                return false;
+            }
+            Verdict::Begins => self.let_go(state, inner),
+            Verdict::Fills | Verdict::Waits => {}
+        }
+        state.sharing.extend(frames.encode(frames.count()));
+        if verdict == Verdict::Fills {
+            self.let_go(state, inner);
+        }
+        true
+    }
+
+    /// What is to become of something small. Its packet has left if it fills that; who has the timer is told when the time changes.
+    fn verdict(&self, state: &mut State, inner: &Inner, bytes: usize, wait: Duration) -> Verdict {
+        // What QUIC holds back shares packets anyway, and lately something may have gone wrong with the path.
+        let is_backlogged =
+            !state.waiting.is_empty() || inner.conn.datagram_send_buffer_space() < self.room;
+        let room = match inner.conn.max_datagram_size() {
+            Some(largest) if !is_backlogged && !state.closed => largest + FRAME_HEAD,
+            _ => 0,
+        };
+        let due = state.packet.due();
+        let verdict = state.packet.handle(bytes, wait, room, Instant::now());
+        if verdict == Verdict::Fills {
+            state.packet.leave();
+        }
+        if state.packet.due().is_some() && state.packet.due() != due {
+            self.work.notify_one();
+        }
+        verdict
+    }
+
+    /// What waits for others waits no more.
+    fn release(&self, state: &mut State, inner: &Inner) {
+        state.packet.leave();
+        self.let_go(state, inner);
+    }
+
+    /// Hands over what waited for a packet that has left. Streams come first: they write before QUIC, which is woken by the first datagram, looks
+    /// at what there is to send.
+    fn let_go(&self, state: &mut State, inner: &Inner) {
+        state.streams.drain(..).for_each(Waker::wake);
+        let sharing = std::mem::take(&mut state.sharing);
+        for frame in sharing {
+            let space = inner.conn.datagram_send_buffer_space();
+            let fits = state.waiting.is_empty() && frame.len() <= space;
+            self.hand_over(state, inner, std::iter::once(frame), usize::from(fits));
+        }
+    }
+
+    /// Ready when a piece of a stream may be written, and at once but for small ones. `waits` is the packet that it waits for, between calls.
+    pub(super) fn poll_share(
+        &self,
+        inner: &Inner,
+        bytes: usize,
+        waits: &mut Option<u64>,
+        cx: &Context<'_>,
+    ) -> Poll<()> {
+        let mut state = self.state();
+        if let Some(number) = *waits {
+            if state.closed || number != state.packet.number() {
+                *waits = None;
+                return Poll::Ready(());
+            }
+            keep(&mut state.streams, cx);
+            return Poll::Pending;
+        }
+        let bytes = bytes.saturating_add(STREAM_HEAD);
+        match self.verdict(&mut state, inner, bytes, self.share.streams) {
+            Verdict::Leaves => {
+                self.release(&mut state, inner);
+                return Poll::Ready(());
+            }
+            Verdict::Fills => {
+                self.let_go(&mut state, inner);
+                return Poll::Ready(());
+            }
+            Verdict::Begins => self.let_go(&mut state, inner),
+            Verdict::Waits => {}
+        }
+        *waits = Some(state.packet.number());
+        keep(&mut state.streams, cx);
+        Poll::Pending
     }
 
     /// The first `fitting` go to QUIC, the others wait. How many QUIC refused.
@@ -385,10 +515,14 @@ impl Outbox {
         refused
     }
 
-    /// Feeds what waits to QUIC. Runs until the connection is lost.
+    /// Feeds what waits to QUIC, when there is room and when it is time. Runs until the connection is lost.
     pub(super) async fn run(&self, inner: &Inner) {
         loop {
-            self.work.notified().await;
+            let due = self.state().packet.due();
+            tokio::select! {
+                () = self.work.notified() => {}
+                () = until(due) => self.release_due(inner),
+            }
             while let Some(frame) = self.first() {
                 match inner.conn.send_datagram_wait(frame).await {
                     Err(quic::SendDatagramError::ConnectionLost(_)) => return,
@@ -397,6 +531,13 @@ impl Outbox {
                 }
                 self.forget_first();
             }
+        }
+    }
+
+    fn release_due(&self, inner: &Inner) {
+        let mut state = self.state();
+        if state.packet.due().is_some_and(|due| due <= Instant::now()) {
+            self.release(&mut state, inner);
         }
     }
 
@@ -419,9 +560,20 @@ impl Outbox {
     pub(super) fn clear(&self) {
         let mut state = self.state();
         state.waiting.clear();
+        state.sharing.clear();
+        state.packet.leave();
+        state.closed = true;
         let wakers = std::mem::take(&mut state.wakers);
+        let streams = std::mem::take(&mut state.streams);
         drop(state);
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.into_iter().chain(streams).for_each(Waker::wake);
+    }
+}
+
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -442,6 +594,15 @@ impl<'a> Frames<'a> {
 
     fn overhead(&self) -> usize {
         http_datagram::overhead(self.stream) + self.head.len()
+    }
+
+    /// What all of them take of a packet.
+    fn wire_bytes(&self) -> usize {
+        let each = FRAME_HEAD + self.overhead();
+        self.batch
+            .contents
+            .len()
+            .saturating_add(self.count().saturating_mul(each))
     }
 
     /// How many of the payloads, from the first, QUIC takes when it has `space` bytes left.

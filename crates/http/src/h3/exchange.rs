@@ -10,6 +10,7 @@ use std::{
     pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll, Waker, ready},
+    time::Duration,
 };
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -19,7 +20,10 @@ use hoplite_wire::{
     h3::{self, Code, Frame, FrameReader, Place},
     http_head::{HeadError, check_trailers},
 };
-use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf},
+    time::Instant,
+};
 
 use super::{DatagramSink, Flow, H3Error, quic, session::Session, session::Ticket, var};
 use crate::accepted;
@@ -116,8 +120,9 @@ impl Exchange {
     }
 
     /// Both halves.
-    pub fn split(self) -> (DataSender, DataReceiver) {
+    pub fn split(mut self) -> (DataSender, DataReceiver) {
         self.receiver.refuse_datagrams();
+        self.sender.share();
         (self.sender, self.receiver)
     }
 
@@ -209,6 +214,8 @@ impl DataReceiver {
 
 /// The largest DATA frame that one write makes.
 pub(super) const MAX_WRITE: usize = 64 * 1024;
+/// What is written so soon behind a piece that has waited for others was there before it left.
+const TOGETHER: Duration = Duration::from_millis(1);
 /// Type and length of a DATA frame of that size.
 const DATA_HEAD: usize = 5;
 
@@ -224,7 +231,13 @@ pub struct DataSender {
     ended: bool,
     /// Keeps the connection open as long as it is used.
     pub(super) session: Option<Session>,
-    _ticket: Arc<Ticket>,
+    ticket: Arc<Ticket>,
+    /// Whether small pieces wait for others to share a packet with.
+    shares: bool,
+    /// The packet that the next one waits for.
+    waits: Option<u64>,
+    /// When the last one that waited left.
+    left: Option<Instant>,
 }
 
 /// Whether something of what was written has to be flushed.
@@ -245,11 +258,33 @@ impl DataSender {
             pending: VecDeque::new(),
             ended: false,
             session,
-            _ticket: ticket,
+            ticket,
+            shares: false,
+            waits: None,
+            left: None,
         }
     }
 
-    /// Ready when the next write is taken at once.
+    /// It is a stream of bytes from now on.
+    fn share(&mut self) {
+        self.shares = self.ticket.inner().config.share.any();
+    }
+
+    /// Ready when a write of so many bytes may be made.
+    fn poll_share(&mut self, cx: &Context<'_>, bytes: usize) -> Poll<()> {
+        // What gathered behind a piece that waited has waited as well.
+        let behind = self.left.is_some_and(|left| left.elapsed() < TOGETHER);
+        if !self.shares || behind {
+            return Poll::Ready(());
+        }
+        let inner = self.ticket.inner();
+        let waited = self.waits.is_some();
+        ready!(inner.outbox.poll_share(inner, bytes, &mut self.waits, cx));
+        self.left = waited.then(Instant::now);
+        Poll::Ready(())
+    }
+
+    /// Ready when the next write is taken at once, but for a small one that is to share a packet.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), H3Error>> {
         while !self.pending.is_empty() {
             let written = {
@@ -269,6 +304,7 @@ impl DataSender {
     ) -> Poll<Result<(), H3Error>> {
         ready!(self.poll_flush(cx))?;
         if !payload.is_empty() {
+            ready!(self.poll_share(cx, payload.len()));
             let mut head = BytesMut::with_capacity(2 * DATA_HEAD);
             h3::write_data_head(&mut head, payload.len());
             let payload = std::mem::take(payload);
@@ -286,6 +322,7 @@ impl DataSender {
         ready!(self.poll_flush(cx))?;
         let data = data.get(..MAX_WRITE).unwrap_or(data);
         if !data.is_empty() {
+            ready!(self.poll_share(cx, data.len()));
             let mut frame = BytesMut::with_capacity(DATA_HEAD + data.len());
             h3::write_data_head(&mut frame, data.len());
             frame.extend_from_slice(data);

@@ -35,8 +35,11 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, task::AbortHandle, time::Instant};
 
 use super::{
-    Counters, DataReceiver, DataSender, DatagramSink, H3Error, add, datagrams::Frames,
-    exchange::Waits, session::Ticket,
+    Counters, DataReceiver, DataSender, DatagramSink, H3Error, add,
+    datagrams::Frames,
+    exchange::Waits,
+    session::Ticket,
+    sharing::{Class, Rhythm},
 };
 use crate::capsules::{self, Dropped, Refused};
 
@@ -60,6 +63,8 @@ pub(super) struct Inbound {
     counters: Arc<Counters>,
     /// The form in which the peer sends: see the constants.
     form: AtomicU8,
+    /// What it carries, where that says how long what is small waits for others.
+    rhythm: Option<Mutex<Rhythm>>,
 }
 
 const FORM_UNKNOWN: u8 = 0;
@@ -69,6 +74,10 @@ const FORM_FRAMES: u8 = 2;
 impl Inbound {
     /// An HTTP Datagram, from a frame.
     pub(super) fn datagram(&self, datagram: Bytes) {
+        if let Some(rhythm) = &self.rhythm {
+            let now = Instant::now();
+            rhythm.lock().handle_received(datagram.len(), now);
+        }
         capsules::datagram(datagram, &*self.sink, |why| self.count(why));
     }
 
@@ -166,10 +175,12 @@ impl Flow {
         // The task holds the session through the receiver.
         drop(sender.session.take());
         let counters = Arc::clone(&ticket.inner().config.counters);
+        let shares = ticket.inner().config.share.any();
         let inbound = Arc::new(Inbound {
             sink,
             counters,
             form: AtomicU8::new(FORM_UNKNOWN),
+            rhythm: shares.then(Mutex::default),
         });
         let shared = Arc::new(Shared {
             inbound,
@@ -393,6 +404,13 @@ impl Shared {
         }
     }
 
+    /// What the flow carries, if what is small in it waits for others.
+    fn class(&self, batch: Batch<'_>) -> Option<Class> {
+        let rhythm = self.inbound.rhythm.as_ref()?;
+        let bytes = batch.contents.len().min(batch.segment);
+        Some(rhythm.lock().handle_sent(bytes, Instant::now()))
+    }
+
     /// Whether a frame could come before capsules under way. Where the stream takes no more, it had better overtake than be dropped.
     fn would_overtake(&self) -> bool {
         let conn = &self.ticket.inner().conn;
@@ -407,10 +425,8 @@ impl Shared {
                     batch,
                     stream: self.ticket.id(),
                 };
-                self.ticket
-                    .inner()
-                    .outbox
-                    .send(self.ticket.inner(), frames, waiter)
+                let inner = self.ticket.inner();
+                inner.outbox.send(inner, frames, self.class(batch), waiter)
             }
             SendMode::Capsules => self.send_capsules(head, batch, waiter),
             SendMode::TooLarge => {

@@ -119,7 +119,7 @@ impl Session {
     fn new(conn: quic::Connection, config: &Config) -> Self {
         let inner = Arc::new(Inner {
             config: config.clone(),
-            outbox: Outbox::new(conn.datagram_send_buffer_space()),
+            outbox: Outbox::new(conn.datagram_send_buffer_space(), config.share),
             conn,
             active: ActiveRequests::default(),
             idle: Notify::new(),

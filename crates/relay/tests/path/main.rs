@@ -17,6 +17,7 @@ mod private_tokens;
 mod region;
 mod rest;
 mod rough;
+mod sharing;
 mod support;
 
 /// The whole conformance suite over each length of path.

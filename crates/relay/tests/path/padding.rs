@@ -21,9 +21,14 @@ const TURNS: usize = 40;
 
 /// The sizes of packets with a short header: up and down.
 #[derive(Clone, Debug, Default)]
-struct Scales(Arc<Mutex<[Vec<usize>; 2]>>);
+pub(crate) struct Scales(Arc<Mutex<[Vec<usize>; 2]>>);
 
 impl Scales {
+    /// How many there were.
+    pub(crate) fn count(&self) -> [usize; 2] {
+        self.0.lock().each_ref().map(Vec::len)
+    }
+
     fn weigh(&self, way: usize, payloads: &[u8], segment: usize) {
         let short = payloads
             .chunks(segment.max(1))
@@ -34,7 +39,7 @@ impl Scales {
 }
 
 /// The device's own sockets, weighed.
-fn weighed(scales: &Scales) -> Arc<dyn Overlay> {
+pub(crate) fn weighed(scales: &Scales) -> Arc<dyn Overlay> {
     let scales = scales.clone();
     let overlay = Double::over(Direct::new()).flows(move |flow| {
         let (up, down) = (scales.clone(), scales.clone());
