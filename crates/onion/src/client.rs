@@ -65,6 +65,9 @@ pub struct Config {
     pub isolated: usize,
     /// Streams of one circuit at once; the next is refused.
     pub streams: usize,
+    /// Seconds that a small piece of a stream waits for more of it, so that they share a cell.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
+    pub share: Duration,
     /// How many bytes of one circuit the first relay may send ahead over QUIC: by default 200 Mbit/s where it is 80 ms away. A circuit is no faster. Who
     /// makes the [`Dialer`] obeys it.
     pub window: u32,
@@ -86,7 +89,7 @@ pub struct Config {
     /// The least time that is learnt for building a circuit over it. No key.
     #[serde(skip)]
     pub least_build: Duration,
-    /// Other bounds of one circuit than `streams`. No key.
+    /// Other bounds of one circuit than `streams` and `share`. No key.
     #[serde(skip)]
     pub limits: Limits,
     /// No key.
@@ -109,6 +112,7 @@ impl Default for Config {
             idle: Duration::from_secs(1800),
             isolated: 48,
             streams: limits.streams,
+            share: limits.share,
             window: 2 << 20,
             padding: PaddingMode::Auto,
             rival: None,
@@ -147,6 +151,11 @@ impl Config {
                 "onion.streams",
                 (1..=65_535).contains(&self.streams),
                 "expected 1 to 65535",
+            ),
+            (
+                "onion.share",
+                self.share <= Duration::from_secs(1),
+                "expected 0 to 1 second",
             ),
             (
                 "onion.window",
@@ -194,6 +203,7 @@ impl Config {
     fn circuit(&self) -> Limits {
         Limits {
             streams: self.streams,
+            share: self.share,
             ..self.limits
         }
     }

@@ -11,6 +11,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     sync::Arc,
     task::Waker,
+    time::Duration,
 };
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -68,6 +69,8 @@ pub struct Limits {
     pub urgent: usize,
     /// Streams that have ended and on which may still come what was on its way, the oldest forgotten first.
     pub gone: usize,
+    /// How long a small piece of a stream waits for more of it, so that they share a cell; zero: it leaves at once.
+    pub share: Duration,
     /// Cells of a Conflux set that wait for others before them when the legs that are ahead are no longer acknowledged. Then one window more may come.
     pub early: usize,
 }
@@ -85,6 +88,7 @@ impl Default for Limits {
             sending_all: 4096,
             urgent: 256,
             gone: 512,
+            share: Duration::ZERO,
             early: 4096,
         }
     }

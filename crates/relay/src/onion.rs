@@ -537,6 +537,7 @@ fn limits(settings: &Settings, config: &Config) -> relay::Config {
 fn endpoints(settings: &Settings) -> endpoint::Limits {
     endpoint::Limits {
         streams: settings.streams,
+        share: settings.share,
         ..endpoint::Limits::default()
     }
 }

@@ -15,10 +15,10 @@ use hoplite_overlay::Error;
 use hoplite_wire::{
     Target,
     cell::{
-        onion_service,
+        BODY, onion_service,
         relay::{
-            Begin, Connected, End, EndReason, Flags, Header, Message, RelayCommand, Resolve,
-            Resolved, StreamId,
+            Begin, Connected, End, EndReason, Flags, Format, Header, Message, RelayCommand,
+            Resolve, Resolved, StreamId,
         },
     },
 };
@@ -31,8 +31,18 @@ use tokio::{
 use super::{Asked, Broken, Endpoint, HALF_CLOSE, Role, stream::Answer, udp::UdpStream};
 use crate::failure;
 
+/// A piece of this many bytes fills a cell of either version.
+const FILLS: usize = BODY - Format::V1.header(RelayCommand::DATA);
+
+/// What is written so soon behind a piece that has waited for more was there before it left.
+const TOGETHER: Duration = Duration::from_millis(1);
+
 /// One end of a circuit, shared by its driver and its streams.
-pub struct Shared(Mutex<Endpoint>);
+pub struct Shared {
+    endpoint: Mutex<Endpoint>,
+    /// How long a small piece of a stream waits for more.
+    share: Duration,
+}
 
 /// A program that has finished may be gone, or wait for an answer: its FIN is the same. Where the far end would take its END for the end of both
 /// sides, that follows when nothing more has come for so long. C tor sends it at once, and loses what such a program waits for; without it each
@@ -46,17 +56,24 @@ pub struct Handle {
     current: Bytes,
     /// Runs while it waits only for what the far end may still have to say.
     linger: Option<Pin<Box<Sleep>>>,
+    /// Runs while a small piece waits for more to share its cell with.
+    waits: Option<Pin<Box<Sleep>>>,
+    /// When the last one that waited left.
+    left: Option<Instant>,
 }
 
 impl Shared {
     /// To be shared.
     pub fn new(endpoint: Endpoint) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(endpoint)))
+        Arc::new(Self {
+            share: endpoint.limits.share,
+            endpoint: Mutex::new(endpoint),
+        })
     }
 
     /// The end itself; never held across an await.
     pub fn lock(&self) -> MutexGuard<'_, Endpoint> {
-        self.0.lock()
+        self.endpoint.lock()
     }
 }
 
@@ -68,6 +85,8 @@ impl Handle {
             id,
             current: Bytes::new(),
             linger: None,
+            waits: None,
+            left: None,
         }
     }
 
@@ -140,6 +159,20 @@ impl Handle {
             linger.as_mut().reset(Instant::now() + LINGER);
         }
         Poll::Pending
+    }
+
+    /// Ready when a piece of so many bytes may be put in a cell. While it is not, more gathers where it comes from, or behind it.
+    fn poll_share(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<()> {
+        let share = self.shared.share;
+        let behind = self.left.is_some_and(|left| left.elapsed() < TOGETHER);
+        if share.is_zero() || behind || bytes >= FILLS {
+            self.waits = None;
+            return Poll::Ready(());
+        }
+        let waits = self.waits.get_or_insert_with(|| Box::pin(sleep(share)));
+        ready!(waits.as_mut().poll(cx));
+        (self.waits, self.left) = (None, Some(Instant::now()));
+        Poll::Ready(())
     }
 
     fn poll_put(&self, cx: &Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
@@ -216,7 +249,9 @@ impl AsyncWrite for Handle {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.poll_put(cx, buf)
+        let handle = self.get_mut();
+        ready!(handle.poll_share(cx, buf.len()));
+        handle.poll_put(cx, buf)
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {

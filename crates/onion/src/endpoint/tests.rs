@@ -848,3 +848,70 @@ async fn whoever_waits_for_a_stream_is_told_that_the_circuit_has_closed() {
     let told = hoplite_testing::soon(waits).await.expect("no panic");
     assert_eq!(told.expect_err("closed").kind(), ErrorKind::TimedOut);
 }
+
+/// What leaves one end in cells now: how many of them carry data.
+fn data_cells(from: &Shared) -> usize {
+    let mut endpoint = from.lock();
+    std::iter::from_fn(|| endpoint.next_message(LegId::FIRST)).count()
+}
+
+/// Small pieces that a program writes every so often, each as soon as the stream takes it, and in how many cells they leave.
+async fn cells_of_pieces(share: u64, pieces: usize, pause: u64) -> (usize, Duration) {
+    let mut pair = pair(Limits {
+        share: Duration::from_millis(share),
+        ..Limits::default()
+    });
+    let (mut near, _far) = pair.stream(HALF_CLOSE);
+    let (mut program, mut source) = tokio::io::duplex(1 << 16);
+    let began = Instant::now();
+    let copy = tokio::spawn(async move { tokio::io::copy(&mut source, &mut near).await });
+    let writes = tokio::spawn(async move {
+        for _ in 0..pieces {
+            program.write_all(&[7; 40]).await.expect("written");
+            sleep(Duration::from_millis(pause)).await;
+        }
+        began.elapsed()
+    });
+    let (mut cells, mut last) = (0, Duration::ZERO);
+    while !copy.is_finished() {
+        let now = data_cells(&pair.client);
+        if now > 0 {
+            (cells, last) = (cells + now, began.elapsed());
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+    let said = writes.await.expect("written");
+    // The end of the stream is a message of its own, behind all.
+    cells += data_cells(&pair.client);
+    assert!(last <= said + Duration::from_millis(share + 2));
+    (cells, last)
+}
+
+#[tokio::test(start_paused = true)]
+async fn small_pieces_of_a_stream_share_cells_and_wait_no_longer_than_they_may() {
+    let (each, _) = cells_of_pieces(0, 40, 5).await;
+    let (shared, _) = cells_of_pieces(20, 40, 5).await;
+    println!("40 pieces of 40 bytes, one in 5 ms: {each} cells; they wait 20 ms: {shared}");
+    assert!(each >= 40, "{each} cells");
+    assert!(shared <= each / 2, "{shared} of {each} cells");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_piece_that_fills_a_cell_does_not_wait_nor_does_what_follows_a_wait() {
+    let mut pair = pair(Limits {
+        share: Duration::from_millis(20),
+        ..Limits::default()
+    });
+    let (mut near, _far) = pair.stream(HALF_CLOSE);
+    let began = Instant::now();
+    near.write_all(&[7; 488]).await.expect("written");
+    assert_eq!(
+        (data_cells(&pair.client), began.elapsed()),
+        (1, Duration::ZERO)
+    );
+    near.write_all(&[7; 40]).await.expect("written");
+    near.write_all(&[7; 40]).await.expect("written");
+    let took = began.elapsed().as_millis();
+    assert!((20..=22).contains(&took), "{took} ms");
+    assert_eq!(data_cells(&pair.client), 1, "both in one");
+}

@@ -71,6 +71,9 @@ pub struct Onion {
     pub queued: u64,
     /// Streams to targets of one circuit. Each counts as a request of `[limits]` too, of the address that the channel comes from.
     pub streams: usize,
+    /// Seconds that a small piece of what a target sends waits for more of it, so that they share a cell.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
+    pub share: Duration,
     /// Streams to targets, and look-ups, of all circuits on one channel of a client.
     pub streams_per_client: usize,
     /// The same on one channel of another relay.
@@ -231,6 +234,7 @@ impl Default for Onion {
             skins_waiting_per_client: 128,
             queued: 1 << 30,
             streams: 512,
+            share: Duration::ZERO,
             streams_per_client: 4096,
             streams_per_relay: 16_384,
             services: true,
@@ -423,6 +427,9 @@ impl Onion {
             ("onion.idle_channel", self.idle_channel.is_zero()),
         ];
         above_zero(&zeros)?;
+        if self.share > Duration::from_secs(1) {
+            return Err(ConfigError::new("onion.share", "expected 0 to 1 second"));
+        }
         let short = !self.rotate.is_zero() && self.rotate < Duration::from_secs(24 * 3600);
         if short {
             Err(ConfigError::new(
