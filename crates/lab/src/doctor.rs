@@ -20,7 +20,10 @@ use crate::{
             self,
             subject_file::{Needs, Places, SubjectFile},
         },
-        world,
+        world::{
+            self,
+            power::{self, Counter},
+        },
     },
     netns::{process::find_program, tun},
 };
@@ -136,6 +139,7 @@ const ROOM: u64 = 2 << 30;
 
 const NAMESPACES: &str = "namespaces";
 const REAL_TIME: &str = "real-time priority";
+const POWER: &str = "counters of power";
 
 /// All of them.
 fn machine_checks() -> Vec<Check> {
@@ -150,6 +154,7 @@ fn machine_checks() -> Vec<Check> {
         real_time,
         exact_timers(),
         processors(),
+        power(),
         room(),
     ]
 }
@@ -251,6 +256,20 @@ fn processors() -> Check {
 }
 
 /// Where one stands: results go below it.
+fn power() -> Check {
+    let counters = power::counters();
+    let names: Vec<&str> = counters.iter().map(Counter::name).collect();
+    if names.is_empty() {
+        return check(
+            POWER,
+            State::Poor,
+            "none that can be read: what a subject costs is told as processor time alone",
+            "run as root on a machine of its own with RAPL (/sys/class/powercap), or on its battery",
+        );
+    }
+    check(POWER, State::Ok, names.join(", "), "")
+}
+
 fn room() -> Check {
     let free = rustix::fs::statvfs(Path::new("."))
         .map_or(0, |found| found.f_bavail.saturating_mul(found.f_frsize));

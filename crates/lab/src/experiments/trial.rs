@@ -114,6 +114,12 @@ pub struct Report {
     pub processes: Vec<ProcessUse>,
     /// Every direction of every link, `LINK>` forward and `LINK<` back.
     pub links: Vec<LinkCount>,
+    /// What the machine drew while the workloads ran, as far as it has counters of power.
+    #[serde(default)]
+    pub power: Vec<Drawn>,
+    /// Seconds from the first workload's beginning to the last one's end.
+    #[serde(default)]
+    pub worked: f64,
     /// How well the emulator kept its promises.
     pub emulator: EmulatorHealth,
     /// When the attempt began, in seconds since 1970.
@@ -154,6 +160,17 @@ pub struct ProcessUse {
     pub life_cpu_s: f64,
     /// Peak resident memory in bytes.
     pub peak_memory: u64,
+}
+
+/// What one counter of power told of the time in which workloads ran, the first sixth of it left out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Drawn {
+    /// `package-0`, `package-0/dram`, `psys`, `battery:BAT0`.
+    pub name: String,
+    /// The mean.
+    pub watts: f64,
+    /// How often it was read.
+    pub readings: u64,
 }
 
 /// What happened on one direction of a link.

@@ -10,6 +10,7 @@
 //! Whether an attempt counts, and whether there will be another one: `campaign`.
 
 pub mod inside;
+pub(crate) mod power;
 mod workloads;
 
 use std::{

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::sample::{WholeTransfer, whole_transfers};
 use crate::{
     experiments::{
-        trial::{Outcome, ProcessUse, Report, Trial},
+        trial::{Drawn, Outcome, ProcessUse, Report, Trial},
         workload::{Kind, Plan},
     },
     results::analysis::statistics::quantile,
@@ -121,6 +121,7 @@ impl Found {
             let gigabytes = bytes as f64 / 1e9;
             self.processors(&report.processes, gigabytes);
         }
+        self.power(report);
         for (name, memory) in by_name(&report.processes, |process| process.peak_memory as f64) {
             self.add(None, &format!("peak_memory:{name}"), Some(memory));
         }
@@ -132,6 +133,21 @@ impl Found {
                 "failed_share",
                 Some(failed as f64 / wholes.len() as f64),
             );
+        }
+    }
+
+    /// What the machine drew, of each counter and as a whole; and, for machines that have none, how many processors the subject kept busy.
+    fn power(&mut self, report: &Report) {
+        for Drawn { name, watts, .. } in &report.power {
+            self.add(None, &format!("power_w:{name}"), Some(*watts));
+        }
+        self.add(None, "power_w", whole_power(&report.power));
+        let own = report.processes.iter();
+        let own = own.filter(|process| is_subject(&process.name));
+        let seconds: Vec<f64> = own.map(|process| process.cpu_s).collect();
+        if !seconds.is_empty() && report.worked > 0.0 {
+            let busy = seconds.iter().sum::<f64>() / report.worked;
+            self.add(None, "busy_cores", Some(busy));
         }
     }
 
@@ -150,6 +166,19 @@ impl Found {
             self.add(None, "cpu_s_per_gb", Some(seconds / gigabytes));
         }
     }
+}
+
+/// Of the whole machine, as nearly as its counters tell: its batteries, else the board, else its processors with their memory.
+fn whole_power(counters: &[Drawn]) -> Option<f64> {
+    let sum = |of: fn(&str) -> bool| {
+        let watts = counters.iter().filter(|counter| of(&counter.name));
+        watts
+            .map(|counter| counter.watts)
+            .reduce(|all, one| all + one)
+    };
+    sum(|name| name.starts_with("battery:"))
+        .or_else(|| sum(|name| name == "psys"))
+        .or_else(|| sum(|name| name.starts_with("package")))
 }
 
 /// Sums up processes of the same name.
@@ -271,6 +300,49 @@ mod tests {
         assert_eq!(value(&found, None, "cpu_s_per_gb:relay1"), Some(100.0));
         assert_eq!(value(&found, None, "cpu_s_per_gb"), Some(100.0));
         assert_eq!(value(&found, None, "cpu_s_per_gb:work:get"), Some(250.0));
+    }
+
+    #[test]
+    fn a_machine_is_what_its_batteries_its_board_or_its_processors_draw() {
+        let drawn = |names: &[&str]| {
+            let mut report = report(vec![transfer("get", 1, 1)]);
+            report.power = (1_u8..)
+                .zip(names)
+                .map(|(watts, name)| Drawn {
+                    name: (*name).into(),
+                    watts: watts.into(),
+                    readings: 100,
+                })
+                .collect();
+            metrics(&trial(vec![bulk("get", 2_000_000)]), &report, &[])
+        };
+        let processors = ["package-0", "package-0/dram", "package-1"];
+        let found = drawn(&processors);
+        assert_eq!(value(&found, None, "power_w"), Some(6.0));
+        assert_eq!(value(&found, None, "power_w:package-0/dram"), Some(2.0));
+        assert_eq!(
+            value(&drawn(&["package-0", "psys"]), None, "power_w"),
+            Some(2.0)
+        );
+        let all = ["battery:BAT0", "battery:BAT1", "package-0", "psys"];
+        assert_eq!(value(&drawn(&all), None, "power_w"), Some(3.0));
+        assert_eq!(value(&drawn(&[]), None, "power_w"), None);
+    }
+
+    #[test]
+    fn a_subject_keeps_processors_busy_and_workloads_do_not_count() {
+        let mut report = report(vec![transfer("get", 1, 1)]);
+        report.processes = vec![
+            process("client", 1.5),
+            process("relay1", 1.0),
+            process("work:get", 9.0),
+        ];
+        let plans = trial(vec![bulk("get", 2_000_000)]);
+        let busy = |report: &Report| value(&metrics(&plans, report, &[]), None, "busy_cores");
+        assert_eq!(busy(&report), Some(1.25));
+        report.processes.remove(0);
+        report.processes.remove(0);
+        assert_eq!(busy(&report), None, "a subject without processes");
     }
 
     #[test]

@@ -372,6 +372,8 @@ pub(crate) mod examples {
             processes: Vec::new(),
             links: Vec::new(),
             emulator: EmulatorHealth::default(),
+            power: Vec::new(),
+            worked: 2.0,
             began: 1_800_000_000.0,
             ready_after: 0.2,
             took: 3.0,

@@ -193,6 +193,8 @@ mod tests {
             processes: Vec::new(),
             links: Vec::new(),
             emulator,
+            power: Vec::new(),
+            worked: 0.0,
             began: 0.0,
             ready_after: 0.0,
             took: 0.0,

@@ -19,6 +19,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::{
     Answer, failed,
+    power::{self, Sampler},
     workloads::{self, Carried, Servers, Site},
 };
 use crate::{
@@ -230,6 +231,8 @@ pub(super) fn blank(began: f64) -> Report {
         transfers: Vec::new(),
         processes: Vec::new(),
         links: Vec::new(),
+        power: Vec::new(),
+        worked: 0.0,
         emulator: EmulatorHealth::default(),
         began,
         ready_after: 0.0,
@@ -315,6 +318,7 @@ fn carry(
     let mut carried = Carried::default();
     let before = (world::dropped(lab), used(&subject, &servers));
     emulator.begin();
+    let (power, began) = (Sampler::start(power::counters()), Instant::now());
     let outcome = workloads::run(site, &mut carried, |doing| {
         watchdog.doing_again(doing);
         watchdog.check()?;
@@ -322,6 +326,8 @@ fn carry(
         servers.check()
     });
     emulator.end();
+    report.worked = began.elapsed().as_secs_f64();
+    report.power = power.end();
     let after = (used(&subject, &servers), world::dropped(lab));
     report.emulator.own_drops = after.1.saturating_sub(before.0);
     report.transfers = std::mem::take(&mut carried.transfers);

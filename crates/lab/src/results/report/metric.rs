@@ -38,6 +38,7 @@ pub(super) enum Quantity {
     Share,
     Bytes,
     SecondsPerGigabyte,
+    Watts,
     Count,
 }
 
@@ -51,7 +52,7 @@ macro_rules! known {
 }
 
 /// In the order of the page.
-const KNOWN: [Known; 24] = known! {
+const KNOWN: [Known; 26] = known! {
     "page_load_s" "Page load" Seconds Lower true;
     "goodput_bps" "Goodput" BitsPerSecond Higher true;
     "ttfb_s" "Time to first byte" Seconds Lower true;
@@ -70,6 +71,8 @@ const KNOWN: [Known; 24] = known! {
     "rounds_stalled_share" "Rounds in which so many clients stalled" Share Neither false;
     "failed_share" "Transfers that failed, mean share" Share Lower true;
     "cpu_s_per_gb" "Processor time per GB" SecondsPerGigabyte Lower true;
+    "power_w" "Power" Watts Lower true;
+    "busy_cores" "Processors kept busy" Count Lower false;
     "peak_memory" "Peak memory" Bytes Lower false;
     "ready_s" "Time until ready" Seconds Lower false;
     "reordered" "Datagrams reordered" Count Lower false;
@@ -140,6 +143,8 @@ impl Quantity {
             Self::Bytes if size < 1e9 => Unit::new("MB", 1e-6),
             Self::Bytes => Unit::new("GB", 1e-9),
             Self::SecondsPerGigabyte => Unit::new("s/GB", 1.0),
+            Self::Watts if size < 1.0 => Unit::new("mW", 1e3),
+            Self::Watts => Unit::new("W", 1.0),
             Self::Count => Unit::new("", 1.0),
         }
     }
@@ -153,6 +158,7 @@ impl Quantity {
             Self::Share => "1",
             Self::Bytes => "bytes",
             Self::SecondsPerGigabyte => "s/GB",
+            Self::Watts => "W",
             Self::Count => "",
         }
     }

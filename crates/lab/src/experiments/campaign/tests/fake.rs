@@ -180,6 +180,8 @@ fn report(trial: &Trial, said: char) -> Report {
             stood_s: if said == 'z' { 40.0 } else { 0.0 },
             ..EmulatorHealth::default()
         },
+        power: Vec::new(),
+        worked: 1.0,
         began: 1.0,
         ready_after: 0.25,
         took: 1.0,
