@@ -14,6 +14,10 @@ struct Cli {
     /// One JSON object per line: results on stdout, the log on stderr.
     #[arg(long, global = true)]
     json: bool,
+    /// Leave the cipher of QUIC packets out, to measure what it costs: nothing is hidden from anybody, and both ends must do it.
+    #[cfg(feature = "without-cipher")]
+    #[arg(long, global = true)]
+    without_cipher: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -83,6 +87,13 @@ pub(crate) fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<(), Failure> {
+    #[cfg(feature = "without-cipher")]
+    if cli.without_cipher {
+        hoplite_quic::leave_out_cipher();
+        say::remark(
+            "hoplite: the cipher of QUIC packets is left out: nothing is hidden from anybody",
+        );
+    }
     if let Command::Up(options) = &cli.command
         && options.is_worker()
     {

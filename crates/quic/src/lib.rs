@@ -14,6 +14,8 @@ pub mod coalesce;
 pub mod congestion;
 mod connection_controller;
 mod crypto_wrapper;
+#[cfg(feature = "without-cipher")]
+mod left_out;
 pub mod liveness;
 mod qlog;
 pub mod server;
@@ -28,6 +30,8 @@ use hoplite_wire::quic_frames::Frames;
 pub use self::ack_controller::{AckController, Bounds};
 pub use self::connection_controller::ConnectionController;
 use self::crypto_wrapper::{Client, Server};
+#[cfg(feature = "without-cipher")]
+pub use self::left_out::{is_cipher_left_out, leave_out_cipher};
 pub use self::qlog::Qlog;
 pub use quinn::{
     AcceptBi, AcceptUni, AckFrequencyConfig, ApplicationClose, AsyncUdpSocket, Chunk, ClientConfig,

@@ -345,7 +345,12 @@ fn nowhere() -> Ready {
 }
 
 fn spawn() -> io::Result<Child> {
-    Command::new(std::env::current_exe()?)
+    let mut command = Command::new(std::env::current_exe()?);
+    #[cfg(feature = "without-cipher")]
+    if hoplite_quic::is_cipher_left_out() {
+        command.arg("--without-cipher");
+    }
+    command
         .arg("__node")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

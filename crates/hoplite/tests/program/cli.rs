@@ -77,6 +77,24 @@ fn a_wrong_command_line_is_exit_2_and_one_line() {
     }
 }
 
+/// Only who builds it for that can leave the cipher out.
+#[cfg(not(feature = "without-cipher"))]
+#[test]
+fn the_cipher_cannot_be_left_out() {
+    for arguments in [
+        &["--without-cipher", "relay", "--config", "x"][..],
+        &["client", "--config", "x", "--without-cipher"],
+        &["--without-cipher", "up", "--config", "x"],
+    ] {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let message = stderr(&output);
+        assert!(message.contains("'--without-cipher'"), "{message}");
+    }
+    let help = stdout(&run(&["--help"]));
+    assert!(!help.contains("cipher"), "{help}");
+}
+
 #[test]
 fn a_missing_file_is_exit_2_with_its_path() {
     for command in ["relay", "client", "check"] {
