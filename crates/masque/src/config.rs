@@ -39,7 +39,7 @@ pub struct Config {
     pub gather: bool,
     /// Whether programs' UDP has one address at the last relay for all its targets, if that relay has such flows.
     pub bound_udp: bool,
-    /// How long what is small waits for others to share a packet of the connection to the last relay with.
+    /// How long what is small waits for others to share a packet with: of the connection to the first relay where `pad` is set, else to the last.
     pub share: Share,
     /// How large packets to the first relay are.
     pub pad: Pad,

@@ -293,14 +293,11 @@ impl Hop {
         let terms = self.terms(terms);
         let opening = self.tunnel(target, &terms);
         let tunnel = terms.run("opening a UDP flow", opening).await?;
-        // Nothing waits twice.
-        Ok(
-            if self.config.gather && self.config.share.answers.is_zero() {
-                Box::new(Gather::new(tunnel))
-            } else {
-                Box::new(tunnel)
-            },
-        )
+        Ok(if self.config.gather {
+            Box::new(Gather::new(tunnel))
+        } else {
+            Box::new(tunnel)
+        })
     }
 }
 

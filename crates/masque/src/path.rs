@@ -45,6 +45,7 @@ impl Path {
         }
         let mut hops: Vec<Hop> = Vec::with_capacity(relays.len());
         let (carrying, last) = (carrying(config), relays.len().saturating_sub(1));
+        let sharing = sharing_hop(config.pad, last);
         let mut tunnelled = 0;
         let told = Arc::<Told>::default();
         for (number, relay) in relays.into_iter().enumerate() {
@@ -56,6 +57,11 @@ impl Path {
             } else {
                 Config::clone(config)
             };
+            // What answers a download waits where it shares packets.
+            config.gather &= config.share.answers.is_zero();
+            if number != sharing {
+                config.share = Share::default();
+            }
             // Nobody but the first relay sees the packets of the others by themselves. Padded inside, they would fit no more where the
             // path of a hop below turns out to carry less.
             if number > 0 {
@@ -118,11 +124,19 @@ impl Path {
     }
 }
 
-/// For hops that only carry the link to the next relay. In it nothing small is seen any more that has not waited already.
+/// On which hop what is small waits for others; nothing waits twice. Where packets have one size it is the first, whose connection all tokens share and
+/// which nothing passes by; else the last, whose packets may be forwarded past the others.
+fn sharing_hop(pad: Pad, last: usize) -> usize {
+    match pad {
+        Pad::Full => 0,
+        Pad::Off => last,
+    }
+}
+
+/// For hops that only carry the link to the next relay.
 fn carrying(config: &Config) -> Config {
     let mut config = config.clone();
     config.link.carries_next_hop = true;
-    config.share = Share::default();
     config
 }
 
@@ -404,5 +418,17 @@ impl Overlay for Paths {
 impl fmt::Debug for Paths {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Paths").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_small_waits_on_one_hop_alone() {
+        assert_eq!(sharing_hop(Pad::Off, 2), 2);
+        assert_eq!(sharing_hop(Pad::Full, 2), 0);
+        assert_eq!(sharing_hop(Pad::Full, 0), sharing_hop(Pad::Off, 0));
     }
 }
