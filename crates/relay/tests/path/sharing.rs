@@ -111,10 +111,10 @@ impl OneWay {
     }
 
     /// Milliseconds.
-    fn late(&self, share: f64) -> f64 {
+    fn late(&self, percent: usize) -> f64 {
         let mut late = self.late.clone();
         late.sort_unstable();
-        let index = (share * (late.len().saturating_sub(1)) as f64).round() as usize;
+        let index = (percent * late.len().saturating_sub(1) + 50) / 100;
         late.get(index).map_or(0.0, |late| *late as f64 / 1000.0)
     }
 
@@ -383,7 +383,7 @@ async fn small_datagrams_share_packets_and_wait_no_longer_than_they_may() {
             for (share, ways) in [("off", &each), ("on", &shared)] {
                 for (way, seen) in ["up", "down"].into_iter().zip(ways) {
                     let (packets, bytes) = (seen.packets(), seen.bytes());
-                    let (late, latest) = (seen.late(0.5), seen.late(0.99));
+                    let (late, latest) = (seen.late(50), seen.late(99));
                     println!(
                         "| {name} | {pad:?} | {acks} | {share} | {way} | {} | {packets} | {bytes} | {late:.1}, {latest:.1} | {} | {:.2} |",
                         seen.late.len(),
@@ -469,7 +469,7 @@ async fn a_lone_call_seldom_waits_for_nothing() {
     };
     let [up, down] = carried(&[CALL], Pad::Full, share, LATE_ACKS).await;
     for way in [up, down] {
-        assert!(way.late(0.5) < 3.0, "{}", way.late(0.5));
+        assert!(way.late(50) < 3.0, "{}", way.late(50));
         let waited = way.late.iter().filter(|late| **late >= 5_000).count();
         assert!(
             waited * 6 <= way.late.len(),
