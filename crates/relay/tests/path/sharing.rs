@@ -546,7 +546,7 @@ async fn a_relay_and_its_client_share_packets_both_ways() {
     };
     const FLOWS: usize = 8;
     let share = Share {
-        other: Duration::from_secs(1),
+        other: ms(400),
         ..Share::default()
     };
     let mut served = config();
