@@ -215,10 +215,16 @@ const SHARED: Case = Case {
 
 #[test]
 fn beside_cubic_a_channel_that_forgives_chance_takes_its_half_of_a_bottleneck() {
-    let [auto, cubic] = outcome(&SHARED, 1);
+    // Who of two that are alike has more in one run is chance.
+    let (mut auto, mut cubic) = (0.0, 0.0);
+    for seed in 1..=6 {
+        let [ours, other] = outcome(&SHARED, seed);
+        assert!(ours + other > 9.0, "{ours} and {other} Mbit/s of 10");
+        auto += ours;
+        cubic += other;
+    }
     let share = auto / (auto + cubic);
-    assert!((0.4..0.6).contains(&share), "{auto} beside {cubic} Mbit/s");
-    assert!(auto + cubic > 9.0, "{auto} and {cubic} Mbit/s of 10");
+    assert!((0.4..0.6).contains(&share), "{share} of the bottleneck");
 }
 
 #[test]
