@@ -9,7 +9,7 @@ mod client;
 #[path = "circuit/relay.rs"]
 mod relay;
 
-use std::{net::SocketAddr, sync::LazyLock};
+use std::{net::SocketAddr, sync::LazyLock, time::Duration};
 
 use bytes::BytesMut;
 use hoplite_crypto::onion::{OnionKey, OnionKeys};
@@ -34,6 +34,7 @@ const LIMITS: Limits = Limits {
     urgent: 16,
     gone: 4,
     early: 16,
+    share: Duration::ZERO,
 };
 /// What a circuit's end may own with them, in bytes: four streams whose cells were read into memory twice as large.
 const MOST: usize = 4 << 20;
