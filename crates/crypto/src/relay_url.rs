@@ -19,6 +19,8 @@ const SCHEME: &str = "hoplite://";
 const LONGEST: usize = 2048;
 /// The longest name, in bytes.
 const LONGEST_NAME: usize = 64;
+/// The longest token, in bytes: so that a URL that is read can be written, with all of it encoded.
+const LONGEST_TOKEN: usize = 256;
 /// What is encoded in a token: all that is not "unreserved" (RFC 3986 §2.3).
 const ENCODED: &AsciiSet = &CONTROLS
     .add(b' ')
@@ -83,8 +85,10 @@ pub enum RelayUrlError {
     /// A part is not known.
     #[error("it has a part that this version does not know")]
     Unknown,
-    /// The token is empty, or not of visible ASCII characters.
-    #[error("the token is empty, or has other than visible ASCII characters")]
+    /// The token is empty, longer than 256 bytes, or not of visible ASCII characters.
+    #[error(
+        "the token is empty, longer than 256 bytes, or has other than visible ASCII characters"
+    )]
     Token,
 }
 
@@ -168,7 +172,7 @@ fn once<T: FromStr>(
 fn read_token(text: &str) -> Result<Token, RelayUrlError> {
     let token = percent_decode_str(text).decode_utf8();
     let token = token.map_err(|_| RelayUrlError::Token)?;
-    if token.is_empty() || !token.bytes().all(|c| c.is_ascii_graphic()) {
+    if !(1..=LONGEST_TOKEN).contains(&token.len()) || !token.bytes().all(|c| c.is_ascii_graphic()) {
         return Err(RelayUrlError::Token);
     }
     Ok(Token::new(token.into_owned()))
@@ -288,6 +292,10 @@ mod tests {
                 RelayUrlError::Token,
             ),
             (
+                format!("hoplite://a.example:443/a#{}", "+".repeat(257)),
+                RelayUrlError::Token,
+            ),
+            (
                 format!("hoplite://a.example:443/{}", "a".repeat(3000)),
                 RelayUrlError::Long,
             ),
@@ -304,7 +312,7 @@ mod tests {
             port in 1..=u16::MAX,
             pinned in any::<bool>(),
             role in 0..3_u8,
-            token in option::of("[!-~]{1,80}"),
+            token in option::of("[!-~]{1,256}"),
         ) {
             let url = RelayUrl {
                 name,
