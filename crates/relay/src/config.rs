@@ -4,7 +4,7 @@
 
 use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
-use hoplite_crypto::Pin;
+use hoplite_crypto::{Pin, is_relay_name};
 use hoplite_tokens::SpentOptions;
 use hoplite_wire::{
     Target,
@@ -511,9 +511,7 @@ impl Config {
 
     /// RFC 9209 §2: the name is written into a structured field.
     fn check_name(&self) -> Result<(), ConfigError> {
-        let fine = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        let long = self.name.is_empty() || self.name.len() > 64;
-        if long || !self.name.chars().all(fine) {
+        if !is_relay_name(&self.name) {
             let problem = "expected 1 to 64 letters, digits, '-', '_' or '.'";
             return Err(ConfigError::new("name", problem));
         }
