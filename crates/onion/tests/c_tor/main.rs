@@ -87,12 +87,15 @@ fn client(path: Vec<Relay>, control: Control) -> Onion {
     Onion::new(Arc::new(dialer()), Arc::new(paths), config)
 }
 
+/// What is waited for takes seconds, but for a network of C tor: that needs a consensus or two, and more of them where the machine is slow.
+const LIMIT: Duration = Duration::from_secs(240);
+
 /// Fails rather than hangs, and says where.
 #[track_caller]
 fn limit<T>(work: impl Future<Output = T>) -> impl Future<Output = T> {
     let place = Location::caller();
     async move {
-        let done = tokio::time::timeout(Duration::from_secs(60), work).await;
+        let done = tokio::time::timeout(LIMIT, work).await;
         done.unwrap_or_else(|_| panic!("it hangs at {place}"))
     }
 }

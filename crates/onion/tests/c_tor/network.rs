@@ -257,12 +257,15 @@ impl Drop for Running {
             drop((child.kill(), child.wait()));
         }
         if std::thread::panicking() {
-            for member in [0, 1, 9] {
+            for member in [0, 1, 2, 3, 9] {
                 let log = self.home.path().join(format!("{member}/log"));
                 let log = fs::read_to_string(log).unwrap_or_default();
-                let lines: Vec<_> = log.lines().collect();
-                let last = &lines[lines.len().saturating_sub(30)..];
-                println!("--- member {member} said\n{}", last.join("\n"));
+                let dull = |line: &&str| line.contains("[info]");
+                let notices: Vec<_> = log.lines().filter(|line| !dull(line)).collect();
+                println!("--- member {member} said\n{}", notices.join("\n"));
+                let details: Vec<_> = log.lines().filter(dull).collect();
+                let last = &details[details.len().saturating_sub(30)..];
+                println!("--- and at the end\n{}", last.join("\n"));
             }
         }
     }
