@@ -155,6 +155,7 @@ impl Try {
             plan: plan.clone(),
             way: way.map_or(Way::Direct, |way| way.way.clone()),
             target: way.and_then(|way| way.target.clone()).unwrap_or(address),
+            fresh_names: false,
             ports: Ports::default(),
             seed: 1,
             qlog: None,

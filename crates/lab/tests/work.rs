@@ -59,6 +59,7 @@ fn transfers_that_fail_are_told_as_lines_and_the_process_ends_well() {
             at: Duration::ZERO,
             from: "client".into(),
             to: "server".into(),
+            resolver: None,
             direct: false,
             may_fail: false,
             counted_as: None,
@@ -68,6 +69,7 @@ fn transfers_that_fail_are_told_as_lines_and_the_process_ends_well() {
         },
         way: Way::Direct,
         target: "127.0.0.1".into(),
+        fresh_names: false,
         ports: Ports {
             transfer: closed.port(),
             ..Ports::default()

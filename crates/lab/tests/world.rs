@@ -124,6 +124,7 @@ fn workload(name: &str, kind: Kind) -> workload::Plan {
         at: Duration::ZERO,
         from: "client".into(),
         to: "server".into(),
+        resolver: None,
         direct: false,
         may_fail: false,
         counted_as: None,

@@ -29,6 +29,9 @@ pub struct Plan {
     pub from: String,
     /// The host that serves.
     pub to: String,
+    /// The host that knows the server's name, where the client has that and not its address: looking it up is part of a transfer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resolver: Option<String>,
     /// Whether it goes beside the subject, straight over the network (cross traffic).
     pub direct: bool,
     /// Whether all its transfers may fail: a scenario that measures just that. Else an attempt in which they do has failed.
@@ -191,6 +194,9 @@ pub struct Order {
     pub way: Way,
     /// Host of the target as the way in wants it: an address, or a name such as an onion address.
     pub target: String,
+    /// Whether `target` is a domain, and each connection goes to a name of its own below it, which nobody has asked for before.
+    #[serde(default)]
+    pub fresh_names: bool,
     /// Ports of the server.
     pub ports: Ports,
     /// Seeds payloads and schedules.

@@ -240,6 +240,7 @@ impl Vantage {
                 at: Duration::ZERO,
                 from: self.name.clone(),
                 to: "server".into(),
+                resolver: None,
                 direct: false,
                 may_fail: true,
                 counted_as: None,
@@ -249,6 +250,7 @@ impl Vantage {
             },
             way: subject.socks.map_or(Way::Direct, way),
             target: server.host.clone(),
+            fresh_names: false,
             ports: Ports {
                 transfer: server.port,
                 ..Ports::default()

@@ -559,8 +559,8 @@ fn a_browser_visits_the_pages_of_its_server_and_is_looked_for_by_doctor() {
     };
     assert_eq!((browse.pages, browse.visits, browse.seed), (100, 5, 1));
     assert_eq!(
-        (plan.to.as_str(), browse.resolver.as_str()),
-        ("server", "server")
+        (plan.to.as_str(), plan.resolver.as_deref()),
+        ("server", Some("server"))
     );
     assert_eq!(plan.timeout, Duration::from_secs(60), "of one visit");
     let needs = scenario.needs_of_workloads();

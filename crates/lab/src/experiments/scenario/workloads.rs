@@ -36,9 +36,9 @@ const KEYS: &str = "name as kind from to group at direct may_fail stall timeout 
 
 /// Kinds and their own keys.
 const KINDS: [(&str, &str); 8] = [
-    ("download", "bytes time connections count pause"),
-    ("upload", "bytes time connections count pause"),
-    ("request", "request response count pause"),
+    ("download", "bytes time connections count pause resolver"),
+    ("upload", "bytes time connections count pause resolver"),
+    ("request", "request response count pause resolver"),
     ("udp-echo", "size count interval"),
     ("udp-rate", "size rate time down"),
     ("schedule", "choices count"),
@@ -71,7 +71,7 @@ pub(crate) fn workloads(root: Reader<'_>, topology: &Topology) -> Vec<Plan> {
                 );
                 entry.wrong("name", what, "another name; {i} tells repeated ones apart");
             }
-            check_pages(entry, &plan, &plans);
+            check_names(entry, &plan, &plans);
             plans.push(plan);
             if plans.len() > MOST {
                 entry.wrong(
@@ -104,7 +104,12 @@ fn workload(entry: Reader<'_>, topology: &Topology) -> Option<Plan> {
     };
     let from = host(entry, "from", "client", topology);
     let to = host(entry, "to", "server", topology);
-    let kind = kind(word, entry, (to.as_deref(), topology));
+    let kind = kind(word, entry);
+    let resolver = match entry.table.node("resolver") {
+        Some(_) => Some(host(entry, "resolver", "resolver", topology)?),
+        // Pages have names.
+        None => to.clone().filter(|_| word == "browse"),
+    };
     let (from, to, kind) = (from?, to?, kind?);
     let (stall, timeout) = match &kind {
         Kind::Browse(_) => (BROWSER, PAGE),
@@ -121,6 +126,7 @@ fn workload(entry: Reader<'_>, topology: &Topology) -> Option<Plan> {
         at: entry.read("at", units::duration).unwrap_or_default(),
         from,
         to,
+        resolver,
         direct: entry.flag("direct", false),
         may_fail: entry.flag("may_fail", false),
         stall: entry.read("stall", some_time).unwrap_or(stall),
@@ -129,17 +135,14 @@ fn workload(entry: Reader<'_>, topology: &Topology) -> Option<Plan> {
     })
 }
 
-/// Pages have one address and one resolver in a case, for all hosts of a world have one file of resolvers.
-fn check_pages(entry: Reader<'_>, plan: &Plan, others: &[Plan]) {
-    let place = |plan: &Plan| match &plan.kind {
-        Kind::Browse(browse) => Some((plan.to.clone(), browse.resolver.clone())),
-        _ => None,
-    };
+/// Names have one address and one resolver in a case, for all hosts of a world have one file of resolvers.
+fn check_names(entry: Reader<'_>, plan: &Plan, others: &[Plan]) {
+    let place = |plan: &Plan| Some((plan.to.clone(), plan.resolver.clone()?));
     let (own, other) = (place(plan), others.iter().find_map(place));
     if own.is_some() && other.is_some() && own != other {
         entry.wrong(
             "to",
-            "another workload of the kind \"browse\" has another host or resolver",
+            "another workload whose server has names has another host or resolver",
             "the same hosts for all of them",
         );
     }
@@ -225,7 +228,7 @@ fn hosts(topology: &Topology) -> impl Iterator<Item = &str> {
     hosts.map(|node| node.name.as_str())
 }
 
-fn kind(word: &str, entry: Reader<'_>, (to, topology): (Option<&str>, &Topology)) -> Option<Kind> {
+fn kind(word: &str, entry: Reader<'_>) -> Option<Kind> {
     match word {
         "download" => bulk(entry).map(Kind::Download),
         "upload" => bulk(entry).map(Kind::Upload),
@@ -233,7 +236,7 @@ fn kind(word: &str, entry: Reader<'_>, (to, topology): (Option<&str>, &Topology)
         "udp-echo" => udp_echo(entry),
         "udp-rate" => udp_rate(entry),
         "schedule" => schedule(entry),
-        "browse" => browse(entry, to, topology).map(Kind::Browse),
+        "browse" => Some(Kind::Browse(browse(entry))),
         _ => http(entry),
     }
 }
@@ -379,17 +382,13 @@ fn tuning(entry: Reader<'_>) -> Tuning {
     }
 }
 
-fn browse(entry: Reader<'_>, to: Option<&str>, topology: &Topology) -> Option<Browse> {
+fn browse(entry: Reader<'_>) -> Browse {
     let words = [
         ("firefox", BrowserName::Firefox),
         ("chromium", BrowserName::Chromium),
     ];
-    let resolver = match entry.table.node("resolver") {
-        Some(_) => host(entry, "resolver", "resolver", topology)?,
-        None => to?.to_owned(),
-    };
     let settle = entry.read("settle", units::duration);
-    Some(Browse {
+    Browse {
         browser: entry
             .read("browser", |value| one_of(value, &words))
             .unwrap_or_default(),
@@ -397,8 +396,7 @@ fn browse(entry: Reader<'_>, to: Option<&str>, topology: &Topology) -> Option<Br
         visits: entry.count("visits", 1, 1, 1000),
         seed: entry.count("seed", 1, 0, 1 << 53),
         settle: settle.unwrap_or(Duration::from_secs(1)),
-        resolver,
-    })
+    }
 }
 
 fn times(entry: Reader<'_>, default: u32) -> u32 {

@@ -21,8 +21,6 @@ pub struct Browse {
     pub seed: u64,
     /// From a browser's start to its visit: it looks after itself meanwhile.
     pub settle: Duration,
-    /// The host that knows the pages' names.
-    pub resolver: String,
 }
 
 impl Browse {
@@ -113,7 +111,6 @@ mod tests {
             visits: 2,
             seed: 1,
             settle: Duration::ZERO,
-            resolver: "server".into(),
         };
         let visits = (1..=browse.count()).map(|i| (browse.round_of(i), browse.page_of(i)));
         let all: Vec<_> = visits.collect();

@@ -26,7 +26,7 @@ use crate::{
         trial::{Outcome, ProcessUse, Trial},
         workload::{
             Kind, Order, Plan, Ports, Transfer, Way,
-            browse::{Served, Surroundings},
+            browse::{Served, Surroundings, pages::Protocol},
             run::http::pages,
         },
     },
@@ -165,10 +165,18 @@ fn order(site: Site<'_>, plan: &Plan) -> io::Result<Order> {
         .iter()
         .find(|way| way.host == plan.from && !plan.direct);
     let target = way_in.and_then(|way| way.target.clone());
+    let has_name = plan.resolver.is_some() && !matches!(plan.kind, Kind::Browse(_));
+    let fresh_names = has_name && target.is_none();
+    let own = if fresh_names {
+        Protocol::Http1.zone()
+    } else {
+        server
+    };
     Ok(Order {
         plan: plan.clone(),
         way: way_in.map_or(Way::Direct, |way| way.way.clone()),
-        target: target.unwrap_or(server),
+        target: target.unwrap_or(own),
+        fresh_names,
         ports: Ports::default(),
         seed: seed(site.trial.seed, &plan.name),
         qlog: qlog_of(site.trial, &name_of(plan))?,
@@ -199,22 +207,20 @@ fn authority(trial: &Trial) -> PathBuf {
     trial.directory.join("authority")
 }
 
-/// The workload that visits pages, if there is one, and the host that knows their names.
-fn browsing(trial: &Trial) -> Option<(&Plan, &str)> {
-    trial.workloads.iter().find_map(|plan| match &plan.kind {
-        Kind::Browse(browse) => Some((plan, browse.resolver.as_str())),
-        _ => None,
-    })
+/// The workload whose server has names, if there is one, and the host that knows them.
+fn named(trial: &Trial) -> Option<(&Plan, &str)> {
+    let mut plans = trial.workloads.iter();
+    plans.find_map(|plan| Some((plan, plan.resolver.as_deref()?)))
 }
 
-/// The host that knows the names of pages, if pages are visited.
+/// The host that knows the server's names, if it has any.
 pub(super) fn resolver(trial: &Trial) -> Option<&str> {
-    browsing(trial).map(|(_, resolver)| resolver)
+    named(trial).map(|(_, resolver)| resolver)
 }
 
-/// What servers of pages are told, if pages are visited; makes their authority.
+/// What servers are told of pages, if the server has names; makes their authority.
 fn served(trial: &Trial, lab: &Lab) -> io::Result<Option<String>> {
-    let Some((plan, _)) = browsing(trial) else {
+    let Some((plan, _)) = named(trial) else {
         return Ok(None);
     };
     let served = Served {

@@ -263,7 +263,7 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     (
         "kind = \"download\"\nbytes = \"1MB\"",
         "kind = \"browse\"\n[[workload]]\nkind = \"browse\"\nname = \"other\"\nresolver = \"relay1\"",
-        "workload[1]: another workload of the kind \"browse\" has another host or resolver: the same hosts for all of them",
+        "workload[1]: another workload whose server has names has another host or resolver: the same hosts for all of them",
     ),
     (
         "[[workload]]",

@@ -113,6 +113,12 @@ impl Protocol {
         word.map_or("", |(_, word)| word)
     }
 
+    /// The domain of all hosts that speak it.
+    #[must_use]
+    pub fn zone(self) -> String {
+        format!("{}.{ZONE}", self.word())
+    }
+
     /// That of the host with this name; `None` if no page has it.
     #[must_use]
     pub fn of_host(name: &str) -> Option<Self> {

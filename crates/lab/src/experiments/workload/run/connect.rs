@@ -38,14 +38,24 @@ pub(crate) fn target(order: &Order, port: u16) -> Result<Target, TransferError> 
     Target::new(host, port).map_err(|why| Fault::Misc.because(why))
 }
 
-/// A connection to the server's `port`, its phases noted.
+/// The same as the connection with this token asks for it.
+fn target_of(order: &Order, port: u16, token: &Login) -> Result<Target, TransferError> {
+    if !order.fresh_names {
+        return target(order, port);
+    }
+    let name = format!("{}.{}", token.user, order.target);
+    let host = name.parse().map_err(|why| Fault::Misc.because(why))?;
+    Target::new(host, port).map_err(|why| Fault::Misc.because(why))
+}
+
+/// A connection to the server's `port`, its phases noted. Where the server has a name and no proxy takes it, looking it up is part of them.
 pub(crate) async fn open(
     order: &Order,
     port: u16,
     token: &Login,
     record: &mut Record,
 ) -> Result<TcpStream, TransferError> {
-    let (target, stall) = (target(order, port)?, order.plan.stall);
+    let (target, stall) = (target_of(order, port, token)?, order.plan.stall);
     match order.way {
         Way::Direct => {
             let address = resolve(&target).await?;
