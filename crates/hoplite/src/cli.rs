@@ -48,6 +48,8 @@ enum Command {
     TorRelays(crate::tor_relays::Options),
     /// Take all traffic of this machine over relays, and block the rest.
     Up(crate::up::Options),
+    /// Run one program over relays, and leave the rest of the machine as it is; no root needed.
+    Run(crate::run::Options),
     /// Undo what `up` did, and open what is blocked.
     Down(crate::down::Options),
     /// Say whether traffic flows through relays, is blocked, or goes past them.
@@ -61,6 +63,9 @@ enum Command {
     /// A relay or a client of `demo` and `bench`: told by its stdin what to be, ends with it.
     #[command(name = "__node", hide = true)]
     Node,
+    /// What `run` starts in namespaces of its own, and becomes the program.
+    #[command(name = crate::run::INSIDE, hide = true)]
+    Inside(crate::run::Inside),
 }
 
 /// The one option of the commands that read a file.
@@ -78,7 +83,7 @@ pub(crate) fn main() -> ExitCode {
         Err(error) => return explain(&error),
     };
     match run(cli) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(failure) => {
             say::remark(failure.to_string());
             failure.code()
@@ -86,7 +91,7 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<(), Failure> {
+fn run(cli: Cli) -> Result<ExitCode, Failure> {
     #[cfg(feature = "without-cipher")]
     if cli.without_cipher {
         hoplite_quic::leave_out_cipher();
@@ -98,10 +103,13 @@ fn run(cli: Cli) -> Result<(), Failure> {
         && options.is_worker()
     {
         let logs = || logs::start(cli.json, default_filter(&cli.command));
-        return crate::up::work(options, logs);
+        return crate::up::work(options, logs).map(|()| ExitCode::SUCCESS);
     }
-    let _guard = logs::start(cli.json, default_filter(&cli.command))?;
-    match cli.command {
+    let logs = || logs::start(cli.json, default_filter(&cli.command));
+    // It must have one thread.
+    let is_inside = matches!(cli.command, Command::Inside(_));
+    let _guard = (!is_inside).then(logs).transpose()?;
+    let done = match cli.command {
         Command::Demo(options) => crate::measure::demo::run(&options, cli.json),
         Command::Init(options) => crate::introduce::init(&options, cli.json),
         Command::Import(options) => crate::introduce::import(&options, cli.json),
@@ -120,7 +128,10 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Check(file) => crate::check::run(&file.config, cli.json),
         Command::Bench(options) => crate::measure::bench::run(&options, cli.json),
         Command::Node => crate::measure::testbed::run(),
-    }
+        Command::Run(options) => return crate::run::run(&options),
+        Command::Inside(options) => return crate::run::inside(&options),
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 /// What is logged when `HOPLITE_LOG` does not say: `demo` and `bench` stay out of the way of their tables.

@@ -28,6 +28,7 @@ mod portal;
 mod process;
 mod publisher;
 mod relay;
+mod run;
 mod say;
 mod service_keys;
 mod statistics;

@@ -35,8 +35,11 @@ use control::Status;
 use plan::Wanted;
 use session::Orders;
 
+pub(crate) use apart::{Channel, pair as channel_pair};
+pub(crate) use netlink::Netlink;
 pub(crate) use nftables::count as firewall_count;
 pub(crate) use session::on_one_thread as session_runtime;
+pub(crate) use traffic::{failure as probe_failure, until_it_flows};
 
 mod apart;
 pub(crate) mod block;

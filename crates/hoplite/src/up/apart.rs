@@ -118,11 +118,11 @@ pub(super) enum FromWorker {
 
 /// One end. What is sent while the other end does not read waits in the socket; when that is full, sending fails.
 #[derive(Debug)]
-pub(super) struct Channel(AsyncFd<OwnedFd>);
+pub(crate) struct Channel(AsyncFd<OwnedFd>);
 
 impl Channel {
     /// Needs a tokio runtime.
-    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn new(socket: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         #[expect(unsafe_code, reason = "tokio cannot know who closes a descriptor")]
         // SAFETY: it is open, and is closed by nobody but the AsyncFd that owns it.
@@ -130,7 +130,7 @@ impl Channel {
     }
 
     /// Sends a message, and a descriptor with it.
-    pub(super) fn send(&self, message: &impl Serialize, with: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(crate) fn send(&self, message: &impl Serialize, with: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = serde_json::to_vec(message)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -148,7 +148,7 @@ impl Channel {
     }
 
     /// The next message with what came with it; `None` when the other end is gone. May be given up and called again.
-    pub(super) async fn next<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    pub(crate) async fn next<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         let mut bytes = vec![0; MAX_MESSAGE];
         let (length, with) = loop {
             let mut ready = self.0.readable().await?;
@@ -183,7 +183,7 @@ fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedF
     }
 }
 
-pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     Ok(socketpair(family, kind, SocketFlags::CLOEXEC, None)?)
 }

@@ -28,14 +28,14 @@ const TRANSMIT_QUEUE: u32 = 1024;
 
 /// A connection to the kernel.
 #[derive(Debug)]
-pub(super) struct Netlink {
+pub(crate) struct Netlink {
     handle: Handle,
     connection: JoinHandle<()>,
 }
 
 impl Netlink {
     /// Opens one. Needs a tokio runtime.
-    pub(super) fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         let (connection, handle, _) = new_connection()?;
         Ok(Self {
             handle,
@@ -184,7 +184,7 @@ impl Netlink {
     }
 
     /// Gives the interface its addresses and brings it up.
-    pub(super) async fn address(&self, name: &str, addresses: &[IpAddr]) -> io::Result<()> {
+    pub(crate) async fn address(&self, name: &str, addresses: &[IpAddr]) -> io::Result<()> {
         let index = index(name)?;
         for address in addresses {
             let length = if address.is_ipv4() { 32 } else { 128 };
@@ -195,6 +195,26 @@ impl Netlink {
         }
         let up = LinkUnspec::new_with_index(index).up().build();
         done_already(self.handle.link().set(up).execute().await)
+    }
+
+    /// Brings the namespace's own interface up.
+    pub(crate) async fn loopback(&self) -> io::Result<()> {
+        let up = LinkUnspec::new_with_index(index("lo")?).up().build();
+        done_already(self.handle.link().set(up).execute().await)
+    }
+
+    /// Has all packets go into the interface, of the families that it has addresses of, in a namespace that has no other.
+    pub(crate) async fn lead_all_into(&self, name: &str, addresses: &[IpAddr]) -> io::Result<()> {
+        let index = index(name)?;
+        if addresses.iter().any(IpAddr::is_ipv4) {
+            let route = RouteMessageBuilder::<Ipv4Addr>::new().output_interface(index);
+            self.add_route(route.build()).await?;
+        }
+        if addresses.iter().any(IpAddr::is_ipv6) {
+            let route = RouteMessageBuilder::<Ipv6Addr>::new().output_interface(index);
+            self.add_route(route.build()).await?;
+        }
+        Ok(())
     }
 
     /// Whether the interface of that number is up and has them.
@@ -214,7 +234,7 @@ impl Netlink {
     }
 
     /// Sets up the interface, which exists.
-    pub(super) async fn furnish(&self, name: &str, mtu: u16) -> io::Result<()> {
+    pub(crate) async fn furnish(&self, name: &str, mtu: u16) -> io::Result<()> {
         use rtnetlink::packet_route::link::LinkAttribute;
         let link = LinkUnspec::new_with_index(index(name)?)
             .mtu(u32::from(mtu))

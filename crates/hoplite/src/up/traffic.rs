@@ -349,7 +349,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// itself and asks nobody. That answer has gone the whole way, with the token that the relay wants to see.
 ///
 /// Tries until it works, or can never work, or `patience` is over; then the last failure is the answer.
-pub(super) async fn until_it_flows(overlay: &dyn Overlay, patience: Duration) -> Result<(), Error> {
+pub(crate) async fn until_it_flows(overlay: &dyn Overlay, patience: Duration) -> Result<(), Error> {
     let deadline = Instant::now() + patience;
     let mut last = Error::new(ErrorKind::TimedOut, "waiting for the first answer");
     loop {
@@ -396,7 +396,7 @@ fn is_final(error: &Error) -> bool {
 }
 
 /// Why nothing flows, with what to do; `missing` is the first relay without a connection, and its place.
-pub(super) fn failure(error: &Error, missing: Option<(usize, String)>) -> Failure {
+pub(crate) fn failure(error: &Error, missing: Option<(usize, String)>) -> Failure {
     let doing = "bringing the device up";
     if let (ErrorKind::TimedOut, Some((place, name))) = (error.kind(), missing) {
         let first = if place == 0 { "first " } else { "" };
