@@ -35,7 +35,7 @@ nft 'add table inet hoplite-ip; add chain inet hoplite-ip out {{ type nat hook p
 
 def modes(session):
     """Failures told truly and late, compatibility, packets of one size, clocks that jump."""
-    for mode in (openings, compatibility, padded, clocks):
+    for mode in (openings, replaced, compatibility, padded, clocks):
         began = time.monotonic()
         try:
             mode(session)
@@ -81,6 +81,41 @@ def openings(session):
     finally:
         for host in (session.target, session.device):
             host.call("nft", "delete", "table", "inet", TABLE)
+
+
+# --- one file after the other --------------------------------------------------------------------------------------------------------------------
+
+
+def replaced(session):
+    """One file in the place of another, while programs talk: nothing passes in between, and what is wrong replaces nothing."""
+    device, checks = session.device, session.checks
+    if not session.ups("replaced", 1):
+        return
+    session.watch.since()
+    talk = f"while :; do curl -s -o /dev/null --max-time 2 http://{session.target.v4}/bytes/1000; done"
+    talking = device.run("talking", ["sh", "-c", talk])
+    try:
+        first = device.status()
+        code, text, _ = device.hoplite("up", "--config", device.config(2), "--replace")
+        checks.check("replaced: it says that it is up", code == 0, text)
+        second = device.status()
+        names = [relay.name for relay in session.lab.relays[:2]]
+        checks.check("replaced: by another process with the other path", second.get("path") == names and first["pid"] != second["pid"], (first, second))
+        checks.attempt("replaced: traffic flows", session.carries)
+        code, text, _ = device.hoplite("up", "--config", device.config(1, "\nno_such_key = 1\n"), "--replace")
+        checks.check("replaced: a wrong file replaces nothing", code == 2 and device.status().get("pid") == second["pid"], (code, text))
+        pins = [session.lab.leaves[relay.name].pin for relay in session.lab.relays]
+        wrong = device.config(1)
+        wrong.write_text(wrong.read_text().replace(pins[0], pins[1]))
+        code, text, _ = device.hoplite("up", "--config", wrong, "--replace", "--wait", "3")
+        checks.check("replaced: by a path that does not work, everything stays blocked, and it says so",
+                     code == 1 and "stays blocked" in text and device.status().get("state") == "blocked", (code, text, device.status()))
+        code, text, _ = device.hoplite("up", "--config", device.config(1), "--replace")
+        checks.check("replaced: nobody need be there", code == 0, text)
+        session.state("replaced")
+    finally:
+        talking.stop(signal.SIGKILL)
+    session.downs("replaced")
 
 
 # --- compatibility ---------------------------------------------------------------------------------------------------------------------------------

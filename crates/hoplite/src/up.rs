@@ -69,6 +69,10 @@ pub(crate) struct Options {
     /// When a signal ends it, or it fails before traffic flows, leave everything blocked; only `hoplite down` opens.
     #[arg(long)]
     keep_block: bool,
+    /// Take the place of the one that is up, with this file instead of its own; what blocks stays meanwhile. If this one then fails, everything stays
+    /// blocked.
+    #[arg(long, conflicts_with = "block_only")]
+    replace: bool,
     /// Block everything, now and without a process, even if the file is wrong; `hoplite up` takes over, `hoplite down` opens. For boot. With
     /// `--foreground` the process stays, and blocks again what others open.
     #[arg(long, conflicts_with_all = ["no_block", "keep_block"])]
@@ -174,6 +178,9 @@ fn start(options: &Options, json: bool) -> Result<(), Failure> {
     let client = load(options)?;
     rights()?;
     client.warnings.iter().for_each(|it| warn!("{it}"));
+    if options.replace {
+        replace(options, &client.config.device.name)?;
+    }
     if options.foreground {
         return stay(options, |status| {
             notify();
@@ -185,6 +192,28 @@ fn start(options: &Options, json: bool) -> Result<(), Failure> {
     drop(take_lock(options)?);
     let status = start_detached(&options.place.run_dir, name, "--detached")?;
     tell(&status, json)
+}
+
+/// How long the one that was up may take to end, after it has answered.
+const REPLACE_RETRIES: u32 = 50;
+const REPLACE_RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Ends the one that is up, if there is one, and waits until its lock is free.
+fn replace(options: &Options, name: &str) -> Result<(), Failure> {
+    let path = control::path(&options.place.run_dir, name);
+    let reply = control::ask(&path, control::Command::Leave)
+        .map_err(|error| Failure::file("asking the process that listens at", &path, &error))?;
+    if let Some(failed) = reply.as_ref().and_then(|reply| reply.get("failed")) {
+        warn!("the one that was up: {failed}");
+    }
+    for _ in 0..REPLACE_RETRIES {
+        match Lock::take(&options.place.run_dir, DEVICE_LOCK) {
+            Err(Refusal::Held(_)) => std::thread::sleep(REPLACE_RETRY_PAUSE),
+            Err(Refusal::Failed(complaint)) => return Err(complaint.into()),
+            Ok(_) => break,
+        }
+    }
+    Ok(())
 }
 
 fn load(options: &Options) -> Result<Client, Failure> {
@@ -216,7 +245,7 @@ fn take_lock(options: &Options) -> Result<Lock, Failure> {
 /// Another process has the lock.
 fn refused(pid: u32) -> Failure {
     let why = format!("it is up already (process {pid})");
-    let remedy = "see 'hoplite status', or 'hoplite down' first";
+    let remedy = "see 'hoplite status', take its place with --replace, or 'hoplite down' first";
     Failure::new("bringing the device up", why, remedy)
 }
 

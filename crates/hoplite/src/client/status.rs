@@ -77,7 +77,9 @@ impl Socket {
 pub(super) fn answer(asked: Asked, carried: &ClientOverlay, services: &[Running]) {
     let value = match asked.command {
         Command::Status => json!(ClientStatus::of(carried, services)),
-        Command::Down => json!({"failed": "a client ends by a signal: there is nothing to undo"}),
+        Command::Down | Command::Leave => {
+            json!({"failed": "a client ends by a signal: there is nothing to undo"})
+        }
     };
     // Who has gone away meanwhile does not wait for it.
     asked.answer.send(value).unwrap_or_default();

@@ -46,6 +46,8 @@ pub(crate) enum Command {
     Status,
     /// To undo everything and end; the answer comes when that is done.
     Down,
+    /// To undo what carries and end, and to leave what blocks: another one takes its place.
+    Leave,
 }
 
 #[derive(Serialize, Deserialize)]

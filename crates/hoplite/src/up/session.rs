@@ -59,6 +59,8 @@ enum End {
     Signal,
     /// By `hoplite down`, which waits for an answer.
     Down(oneshot::Sender<serde_json::Value>),
+    /// By another one that takes its place, which waits as well.
+    Replaced(oneshot::Sender<serde_json::Value>),
     /// Nothing ever went through.
     Failed(Failure),
 }
@@ -372,6 +374,7 @@ impl<'a> Session<'a> {
     fn answer(&mut self, asked: Asked) -> Option<End> {
         match asked.command {
             Command::Down => return Some(End::Down(asked.answer)),
+            Command::Leave => return Some(End::Replaced(asked.answer)),
             Command::Status => {
                 if self.asking.is_empty() {
                     self.patience = Instant::now() + WORKER_TIMEOUT;
@@ -443,6 +446,7 @@ impl<'a> Session<'a> {
         let leave = match &end {
             End::Signal if self.orders.keep_block => Leave::Block,
             End::Failed(_) if stays => Leave::Block,
+            End::Replaced(_) if self.orders.wanted.block => Leave::Block,
             _ => Leave::Nothing,
         };
         let complaints = self.taken.give_back(leave).await;
@@ -454,7 +458,7 @@ impl<'a> Session<'a> {
                 .into_iter()
                 .next()
                 .map_or(Ok(()), |it| Err(it.into())),
-            End::Down(answer) => {
+            End::Down(answer) | End::Replaced(answer) => {
                 let value = match complaints.first() {
                     None => serde_json::json!({"state": "down", "name": self.orders.wanted.name}),
                     Some(complaint) => serde_json::json!({"failed": complaint.to_string()}),
