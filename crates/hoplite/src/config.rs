@@ -225,6 +225,30 @@ pub(crate) struct Document {
     parsed: hoplite_config::Document,
 }
 
+fn compare(within: &str, old: &toml::Table, new: &toml::Table, found: &mut Vec<String>) {
+    let keys: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    for key in keys {
+        let place = match within {
+            "" => key.clone(),
+            _ => format!("{within}.{key}"),
+        };
+        let empty = toml::Table::new();
+        let table = |value: Option<&toml::Value>| match value {
+            None => Some(empty.clone()),
+            Some(value) => value.as_table().cloned(),
+        };
+        match (old.get(key), new.get(key)) {
+            (one, other) if one == other => {}
+            (one, other) => match (table(one), table(other)) {
+                (Some(one), Some(other)) if !(one.is_empty() && other.is_empty()) => {
+                    compare(&place, &one, &other, found);
+                }
+                _ => found.push(place),
+            },
+        }
+    }
+}
+
 impl Document {
     /// Parses TOML; `path` is for the complaints.
     pub(crate) fn parse(path: &Path, text: String) -> Result<Self, Failure> {
@@ -237,6 +261,17 @@ impl Document {
             path: path.to_owned(),
             parsed,
         })
+    }
+
+    /// The keys, with their tables, that another file has otherwise, or that one of the two does not have. Arrays are compared whole.
+    pub(crate) fn differing(&self, other: &Self) -> Vec<String> {
+        let read = |document: &Self| document.parsed.text().parse::<toml::Table>();
+        let (Ok(old), Ok(new)) = (read(self), read(other)) else {
+            return Vec::new();
+        };
+        let mut found = Vec::new();
+        compare("", &old, &new, &mut found);
+        found
     }
 
     /// The file's path.

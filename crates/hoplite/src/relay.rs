@@ -1,5 +1,5 @@
-//! `hoplite relay`: serves until it is told to stop. SIGTERM and SIGINT drain (a second one stops at once), SIGHUP reads
-//! tokens, certificates and where clients are again, and keeps the old ones if the new are wrong.
+//! `hoplite relay`: serves until it is told to stop. SIGTERM and SIGINT drain (a second one stops at once), SIGHUP reads the file again: tokens,
+//! certificates, rules and where clients are. It keeps the old ones if the new are wrong, and names what else has changed.
 
 use std::{path::Path, time::Duration};
 
@@ -19,7 +19,7 @@ use tracing::{error, info, warn};
 
 use crate::{
     client,
-    config::{self, directory::trust},
+    config::{self, Document, directory::trust},
     directory::now,
     identity::{self, Files, Stored},
     issuer_keys::Keeper,
@@ -36,7 +36,8 @@ use crate::{
 
 /// Serves with the file at `path`.
 pub(crate) fn run(path: &Path) -> Result<(), Failure> {
-    let loaded = config::relay::load(path)?;
+    let file = config::open(path)?;
+    let loaded = config::relay::read(&file)?;
     loaded
         .warnings
         .iter()
@@ -75,6 +76,7 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         let reloads = Reloads {
             handle,
             path,
+            file,
             tell,
             publish_tokens,
         };
@@ -177,10 +179,30 @@ async fn cache_for_tor(cache: Option<TorCache>) {
     }
 }
 
+/// Keys and tables that a running relay takes.
+const TAKEN: [&str; 9] = [
+    "auth",
+    "identity",
+    "tls",
+    "egress.allow",
+    "egress.deny",
+    "egress.nat64",
+    "ingress.relays",
+    "ingress.geofeed",
+    "ingress.mmdb",
+];
+
+fn is_within(key: &str, table: &str) -> bool {
+    let rest = key.strip_prefix(table);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 /// A running relay, and the file that it takes what is new from.
 struct Reloads<'a> {
     handle: Handle,
     path: &'a Path,
+    /// As it was when the relay began.
+    file: Document,
     /// Whoever fetches the issuer's keys.
     tell: watch::Sender<Option<PrivateTokens>>,
     /// Whoever publishes which ones it takes.
@@ -191,11 +213,17 @@ struct Reloads<'a> {
 async fn serve(reloads: Reloads<'_>, drain: Duration, signals: &mut Signals) {
     while signals.next().await == Asked::Reload {
         match reloads.reload() {
-            Ok(()) => {
-                info!(pin = %reloads.handle.pin(), "tokens, certificates and clients' regions were read again");
+            Ok(waiting) => {
+                info!(pin = %reloads.handle.pin(), "tokens, certificates, rules and clients' regions were read again");
+                if !waiting.is_empty() {
+                    warn!(
+                        "of the file this waits until the relay is started again: {}",
+                        waiting.join(", ")
+                    );
+                }
             }
             Err(failure) => {
-                error!("the old tokens, certificates and clients' regions stay: {failure}");
+                error!("the old tokens, certificates, rules and clients' regions stay: {failure}");
             }
         }
     }
@@ -211,16 +239,21 @@ async fn serve(reloads: Reloads<'_>, drain: Duration, signals: &mut Signals) {
 }
 
 impl Reloads<'_> {
-    fn reload(&self) -> Result<(), Failure> {
-        let config = config::relay::load(self.path)?.config;
+    /// Answers what of the file a running relay does not take.
+    fn reload(&self) -> Result<Vec<String>, Failure> {
+        let file = config::open(self.path)?;
+        let config = config::relay::read(&file)?.config;
         let identity = files_of(&config).read()?;
         self.handle
             .reload_client_regions(&config.ingress)
             .and_then(|()| self.handle.reload(&config.auth, Some(&identity)))
             .map_err(|error| refused(&error))?;
+        self.handle.reload_rules(&config);
         self.publish_tokens.send_replace(tokens_of(&config));
         self.tell.send_replace(config.auth.private_tokens);
-        Ok(())
+        let mut differing = self.file.differing(&file);
+        differing.retain(|key| !TAKEN.iter().any(|taken| is_within(key, taken)));
+        Ok(differing)
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::{ArcSwap, Guard};
 use hickory_resolver::proto::rr::RecordType;
 use hoplite_overlay::direct::{
     SocketBuffers, UdpFlow, UdpSettings, connect_socket_from, connect_udp,
@@ -49,7 +50,7 @@ const NEGATIVE: u32 = 300;
 /// Opens sockets towards permitted targets.
 #[derive(Debug)]
 pub(crate) struct Egress {
-    policy: Policy,
+    policy: ArcSwap<Policy>,
     resolver: Resolver,
     pools: Pools,
     bound: BoundSockets,
@@ -69,12 +70,22 @@ impl Egress {
     /// The way out of a relay that listens at `listen`, on the host that has the addresses `local`.
     pub(crate) fn new(config: &Config, listen: &[SocketAddr], local: Arc<HostAddresses>) -> Self {
         Self {
-            policy: Policy::new(config, listen, local),
+            policy: ArcSwap::from_pointee(Policy::new(config, listen, local)),
             resolver: Resolver::new(&config.egress.resolver, config.limits.resolve),
             pools: Pools::new(&config.egress),
             bound: BoundSockets::new(config),
             patience: config.limits.connect,
         }
+    }
+
+    /// Judges by these rules from now on; what is open stays open.
+    pub(crate) fn set_rules(&self, config: &Config) {
+        let policy = self.policy().with_rules_of(config);
+        self.policy.store(Arc::new(policy));
+    }
+
+    fn policy(&self) -> Guard<Arc<Policy>> {
+        self.policy.load()
     }
 
     /// Connects to `target` over TCP, to whichever of its permitted addresses answers first.
@@ -88,7 +99,7 @@ impl Egress {
         queries: &QueryQuota<'_>,
         metrics: &Metrics,
     ) -> Result<TcpStream, Failure> {
-        let verdict = self.policy.check_target(target)?;
+        let verdict = self.policy().check_target(target)?;
         let source = |ip| self.source(verdict, origin, ip);
         let addresses = self.addresses(target, queries, metrics).await?;
         let start = Instant::now();
@@ -110,7 +121,7 @@ impl Egress {
         metrics: &Metrics,
     ) -> Result<UdpFlow, Failure> {
         let mut failure = Failure::Unreachable;
-        let verdict = self.policy.check_target(target)?;
+        let verdict = self.policy().check_target(target)?;
         let settings = UdpSettings {
             buffers: match verdict {
                 PolicyVerdict::Relay => SocketBuffers::Tunnel,
@@ -171,27 +182,27 @@ impl Egress {
 
     /// Whether a packet may be sent to this address and port; port 0 where there are none.
     pub(crate) fn permits_address(&self, address: SocketAddr) -> bool {
-        self.policy.check_address(address).is_ok()
+        self.policy().check_address(address).is_ok()
     }
 
     /// Whether a name is looked up to connect to this port of it.
     pub(crate) fn permits_name(&self, name: &HostName, port: u16) -> bool {
-        self.policy.check_name(name, port).is_ok()
+        self.policy().check_name(name, port).is_ok()
     }
 
     /// Whether the operator names a relay there.
     pub(crate) fn is_configured_relay(&self, address: SocketAddr) -> bool {
-        self.policy.is_configured_relay(address)
+        self.policy().is_configured_relay(address)
     }
 
     /// Whether the operator names the address as one that clients may reach.
     pub(crate) fn is_explicitly_allowed(&self, address: SocketAddr) -> bool {
-        self.policy.is_explicitly_allowed(address)
+        self.policy().is_explicitly_allowed(address)
     }
 
     /// Whether circuits may be extended to a relay there.
     pub(crate) fn permits_relay(&self, address: SocketAddr) -> bool {
-        self.policy.check_relay(address).is_ok()
+        self.policy().check_relay(address).is_ok()
     }
 
     /// The addresses of `name` that a client may be told.
@@ -205,11 +216,11 @@ impl Egress {
         metrics: &Metrics,
     ) -> Result<Vec<IpAddr>, Failure> {
         let localhost = special::is_localhost(name.as_str());
-        if !localhost && !self.policy.may_resolve(name.as_str()) {
+        if !localhost && !self.policy().may_resolve(name.as_str()) {
             return Err(Refusal::Name.into());
         }
         let mut found = self.resolve(name, queries, metrics).await?;
-        found.retain(|ip| self.policy.may_reveal(*ip));
+        found.retain(|ip| self.policy().may_reveal(*ip));
         if found.is_empty() {
             Err(Refusal::Address.into())
         } else {
@@ -224,7 +235,7 @@ impl Egress {
         queries: &QueryQuota<'_>,
         metrics: &Metrics,
     ) -> Result<Vec<SocketAddr>, Failure> {
-        let verdict = self.policy.check_target(target)?;
+        let verdict = self.policy().check_target(target)?;
         let found = match &target.host {
             Host::Ip(ip) => vec![*ip],
             Host::Name(name) => self.resolve(name, queries, metrics).await?,
@@ -260,7 +271,7 @@ impl Egress {
         let mut permitted = Vec::with_capacity(found.len());
         for ip in found {
             let address = SocketAddr::new(ip.to_canonical(), port);
-            match self.policy.check_resolved(verdict, address) {
+            match self.policy().check_resolved(verdict, address) {
                 Ok(()) => permitted.push(address),
                 Err(why) => refusal = why,
             }
@@ -322,8 +333,8 @@ impl Egress {
         }
         let inside = question
             .reverse()
-            .is_some_and(|(ip, _)| !self.policy.may_reveal(ip));
-        let refuses = inside || !self.policy.may_resolve(&text);
+            .is_some_and(|(ip, _)| !self.policy().may_reveal(ip));
+        let refuses = inside || !self.policy().may_resolve(&text);
         refuses.then(|| failure(question, Code::REFUSED, "refused"))
     }
 
@@ -335,7 +346,7 @@ impl Egress {
             fresh,
         } = found;
         let had = !answers.is_empty();
-        let answers = believed(answers, |ip: IpAddr| self.policy.may_reveal(ip));
+        let answers = believed(answers, |ip: IpAddr| self.policy().may_reveal(ip));
         if had && !answers.iter().any(|r| r.record_type() == question.kind()) && hides(question) {
             return failure(question, Code::REFUSED, "refused");
         }

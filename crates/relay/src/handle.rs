@@ -346,6 +346,12 @@ impl Handle {
         Ok(())
     }
 
+    /// Takes the rules of `[egress]` (`allow`, `deny`, `nat64`) and the relays of `[ingress]`: what is asked for from now on is judged by them, and each
+    /// IP packet. Open flows go on; the relay keeps its roles.
+    pub fn reload_rules(&self, config: &Config) {
+        self.shared.egress.set_rules(config);
+    }
+
     /// Takes the geofeed or the database of clients' addresses as it is now, or none; connections that are there keep the region that they had.
     ///
     /// # Errors

@@ -17,7 +17,10 @@ use hoplite_wire::{
 };
 use ipnet::{IpNet, Ipv6Net};
 
-use crate::{config::Config, host_addresses::HostAddresses};
+use crate::{
+    config::{Config, Role},
+    host_addresses::HostAddresses,
+};
 
 /// Asks for rules that hold whatever the port.
 const ANY_PORT: u16 = 0;
@@ -80,6 +83,18 @@ impl Policy {
             translated: translated(config),
             nat64: config.egress.nat64.clone(),
         }
+    }
+
+    /// The rules of another configuration, for the same relay on the same host: it keeps its roles.
+    pub(crate) fn with_rules_of(&self, config: &Config) -> Self {
+        let mut roles = Vec::new();
+        roles.extend(self.egress.then_some(Role::Egress));
+        roles.extend(self.ingress.then_some(Role::Ingress));
+        let config = Config {
+            roles,
+            ..config.clone()
+        };
+        Self::new(&config, &self.listen, Arc::clone(&self.local))
     }
 
     /// Judges what the client asks for, before anything is looked up.

@@ -78,14 +78,18 @@ fn a_wrong_file_on_reload_changes_nothing_and_is_told() {
     relay.line_with("the relay is up");
     fs::write(&file, FILE.replace("token = ", "tokn = ")).expect("written");
     relay.signal(Signal::HUP);
-    let line = relay.line_with("the old tokens, certificates and clients' regions stay");
+    let line = relay.line_with("the old tokens, certificates, rules and clients' regions stay");
     assert!(
         line.contains("relay.toml:3:1: auth.token[0].tokn: there is no such key"),
         "{line}"
     );
-    fs::write(&file, FILE.replace("\"t\"", "\"u\"")).expect("written");
+    let next = FILE.replace("\"t\"", "\"u\"");
+    let more = "[egress]\ndeny = [\"192.0.2.0/24\"]\n[limits]\nconnect = 3\n";
+    fs::write(&file, format!("{next}{more}")).expect("written");
     relay.signal(Signal::HUP);
-    relay.line_with("tokens, certificates and clients' regions were read again");
+    relay.line_with("tokens, certificates, rules and clients' regions were read again");
+    let line = relay.line_with("this waits until the relay is started again");
+    assert!(line.contains("again: limits.connect\""), "{line}");
     relay.signal(Signal::INT);
     relay.line_with("the relay has stopped");
     assert_eq!(relay.wait_for_end().code(), Some(0));
@@ -108,7 +112,7 @@ fn a_wrong_geofeed_on_reload_is_told_with_its_line() {
     relay.line_with("the relay is up");
     fs::write(&feed, "192.0.2.0/24,DE,,,\n192.0.2.0/24,FR,,,\n").expect("written");
     relay.signal(Signal::HUP);
-    let line = relay.line_with("the old tokens, certificates and clients' regions stay");
+    let line = relay.line_with("the old tokens, certificates, rules and clients' regions stay");
     let says = "relay.toml:5:11: ingress.geofeed: cannot read";
     assert!(
         line.contains(says) && line.contains("line 2: 192.0.2.0/24 is there twice"),
@@ -116,7 +120,7 @@ fn a_wrong_geofeed_on_reload_is_told_with_its_line() {
     );
     fs::write(&feed, "192.0.2.0/24,FR,,,\n").expect("written");
     relay.signal(Signal::HUP);
-    relay.line_with("tokens, certificates and clients' regions were read again");
+    relay.line_with("tokens, certificates, rules and clients' regions were read again");
 }
 
 #[test]

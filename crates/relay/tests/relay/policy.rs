@@ -71,6 +71,29 @@ async fn names_are_judged_by_what_they_resolve_to() {
 }
 
 #[tokio::test]
+async fn rules_that_are_read_again_hold_for_what_is_asked_next_and_open_tunnels_go_on() {
+    let relay = relay(|_| ());
+    let client = connect(&relay).await;
+    let echo = targets::udp_echo().await;
+    let (exchange, _) = client.ask(udp(echo)).await;
+    let mut tunnel = crate::support::Tunnel::new(exchange);
+    let mut config = hoplite_testing::relay::config();
+    config.egress.deny = vec!["127.0.0.0/8".parse().expect("a rule")];
+    relay.reload_rules(&config);
+    let prohibited = (403, Some(DestinationIpProhibited));
+    assert_eq!(client.refusal(udp(echo)).await, prohibited);
+    assert_eq!(
+        client.refusal(tcp(targets::tcp_echo().await)).await,
+        prohibited
+    );
+    assert_eq!(tunnel.echo(b"still open").await, &b"still open"[..]);
+    config.egress.deny.clear();
+    config.roles = vec![Role::Ingress];
+    relay.reload_rules(&config);
+    assert_eq!(client.status(udp(echo)).await, 200, "roles are kept");
+}
+
+#[tokio::test]
 async fn a_relay_refuses_to_call_itself() {
     let relay = relay(|_| ());
     let client = connect(&relay).await;
