@@ -42,6 +42,12 @@ pub fn relays(count: usize) -> Vec<Handle> {
     (0..count).map(|_| relay(|_| ())).collect()
 }
 
+/// What its operator would hand out, with these roles.
+pub fn url(relay: &Handle, roles: &str) -> String {
+    let (address, pin) = (relay.addresses()[0], relay.pin());
+    format!("hoplite://{address}/r?pin={pin}&roles={roles}")
+}
+
 /// The value of a metric, whose name is given without `hoplite_relay_`; 0 if there is none.
 pub fn metric(relay: &Handle, what: &str) -> f64 {
     let text = relay.metrics().text();
