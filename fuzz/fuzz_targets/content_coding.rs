@@ -12,7 +12,7 @@ fuzz_target!(|bytes: &[u8]| {
     let Ok(text) = str::from_utf8(bytes) else {
         return;
     };
-    drop(Encoding::of(Some(text), true));
+    let _ = Encoding::of(Some(text), true);
     // What repeats itself more than any directory's text does is refused when it is long.
     if text.len() < 1 << 15 {
         let [zlib, ..] = Encoded::of(text.to_owned()).parts(Encoding::Deflate);
