@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use clap::{Args, Parser, Subcommand, error::ErrorKind};
+use clap::{Args, CommandFactory, Parser, Subcommand, error::ErrorKind};
 
 use crate::{logs, say, say::Failure};
 
@@ -66,6 +66,9 @@ enum Command {
     /// What `run` starts in namespaces of its own, and becomes the program.
     #[command(name = crate::run::INSIDE, hide = true)]
     Inside(crate::run::Inside),
+    /// Write man pages and shell completions below a directory like /usr/share: for packages.
+    #[command(name = "__share", hide = true)]
+    Share(Share),
 }
 
 /// The one option of the commands that read a file.
@@ -74,6 +77,14 @@ struct ConfigFile {
     /// The TOML file.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
+}
+
+/// The option of `__share`.
+#[derive(Debug, Args)]
+struct Share {
+    /// The directory; it is made if absent.
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
 }
 
 /// Runs what the command line asks for.
@@ -128,6 +139,15 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Check(file) => crate::check::run(&file.config, cli.json),
         Command::Bench(options) => crate::measure::bench::run(&options, cli.json),
         Command::Node => crate::measure::testbed::run(),
+        Command::Share(share) => {
+            hoplite_manual::write(&Cli::command(), &share.directory).map_err(|error| {
+                Failure::file(
+                    "writing man pages and completions below",
+                    &share.directory,
+                    &error,
+                )
+            })
+        }
         Command::Run(options) => return crate::run::run(&options),
         Command::Inside(options) => return crate::run::inside(&options),
     };
@@ -183,7 +203,6 @@ fn one_line(error: &clap::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {

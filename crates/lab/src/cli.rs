@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::{
     balancer, calibrate, doctor,
@@ -57,6 +57,9 @@ pub enum Command {
     /// A workload's server.
     #[command(name = "__serve", hide = true)]
     Serve,
+    /// Write man pages and shell completions below a directory like /usr/share: for packages.
+    #[command(name = "__share", hide = true)]
+    Share(ShareArgs),
 }
 
 /// Arguments of `run`.
@@ -225,6 +228,14 @@ pub struct CalibrateArgs {
     pub again: u32,
 }
 
+/// Arguments of `__share`.
+#[derive(Clone, Debug, Args)]
+pub struct ShareArgs {
+    /// The directory; it is made if absent.
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+}
+
 /// Does what the command line says.
 ///
 /// # Errors
@@ -239,6 +250,7 @@ pub fn run(cli: &Cli) -> Result<(), Failure> {
         Command::World => world::inside::main(),
         Command::Work => workload::run::client::main(),
         Command::Serve => workload::run::server::main(),
+        Command::Share(args) => share(args),
         Command::Report(args) => report::run(args),
         Command::Plot(args) => report::plot::run(args),
         Command::List(args) => scenario::list(args.json),
@@ -247,4 +259,12 @@ pub fn run(cli: &Cli) -> Result<(), Failure> {
         Command::HandIn(args) => hand_in::run(args),
         Command::Doctor(args) => doctor::run(args),
     }
+}
+
+fn share(args: &ShareArgs) -> Result<(), Failure> {
+    hoplite_manual::write(&Cli::command(), &args.directory).map_err(|error| {
+        let below = args.directory.display();
+        let doing = format!("writing man pages and completions below {below}");
+        Failure::new(doing, error, "check the path and the disk")
+    })
 }

@@ -55,6 +55,37 @@ fn help_and_version_are_answers() {
     }
 }
 
+/// What packages are made with.
+#[test]
+fn man_pages_and_completions_tell_what_help_tells() {
+    let share = tempfile::tempdir().expect("directory");
+    let output = run(&["__share", text(share.path())]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let read = |name: &str| fs::read_to_string(share.path().join(name)).expect("written");
+    let page = read("man/man1/hoplite.1");
+    let completions = [
+        read("bash-completion/completions/hoplite"),
+        read("zsh/site-functions/_hoplite"),
+        read("fish/vendor_completions.d/hoplite.fish"),
+    ];
+    for command in ["relay", "up", "keygen", "tor-relays", "directory"] {
+        read(&format!("man/man1/hoplite-{command}.1"));
+        assert!(page.contains(&command.replace('-', "\\-")), "{command}");
+        assert!(
+            completions.iter().all(|it| it.contains(command)),
+            "{command}"
+        );
+    }
+    read("man/man1/hoplite-directory-scan.1");
+    for hidden in ["__node", "__share", "--detached"] {
+        assert!(
+            completions.iter().all(|it| !it.contains(hidden)),
+            "{hidden}"
+        );
+    }
+    assert!(!page.contains("__"), "{page}");
+}
+
 #[test]
 fn a_wrong_command_line_is_exit_2_and_one_line() {
     for arguments in [
