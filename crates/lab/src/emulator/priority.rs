@@ -19,13 +19,13 @@ pub(crate) fn ask() -> bool {
 }
 
 fn fifo() -> bool {
-    let parameters = libc::sched_param {
-        sched_priority: PRIORITY,
-    };
+    // All that the kernel's sched_param has. musl's sched_setscheduler(3) refuses: POSIX means a process by it, Linux a thread.
+    let parameters = [PRIORITY];
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
     // SAFETY: the kernel reads one sched_param, which lives as long as the call; 0 is the calling thread.
     #[expect(unsafe_code, reason = "no safe wrapper sets a scheduling policy")]
-    let result = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
+    let result =
+        unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, parameters.as_ptr()) };
     result == 0
 }
 

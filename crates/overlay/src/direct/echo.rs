@@ -438,6 +438,9 @@ impl fmt::Debug for EchoSettings {
 /// What of a message the queue is asked for, in bytes: no error quotes more.
 const QUOTED: usize = 1280;
 
+/// Room for what is said about a message, in bytes.
+const CONTROL: u16 = 512;
+
 /// The width of a control message's length, to which all is aligned.
 const WORD: usize = size_of::<usize>();
 
@@ -491,7 +494,7 @@ fn ask(socket: &Socket, is_v6: bool) -> io::Result<()> {
 /// `WouldBlock` when there is none; `InvalidData` for one that says too little.
 #[expect(unsafe_code, reason = "the error queue has no safe wrapper")]
 fn next(socket: BorrowedFd<'_>) -> io::Result<Told> {
-    let (mut name, mut control) = ([0_u64; 16], [0_u64; 64]);
+    let (mut name, mut control) = ([0_u64; 16], [0_u64; CONTROL as usize / 8]);
     let mut quoted = vec![0; QUOTED];
     let mut piece = libc::iovec {
         iov_base: quoted.as_mut_ptr().cast(),
@@ -504,7 +507,8 @@ fn next(socket: BorrowedFd<'_>) -> io::Result<Told> {
     header.msg_iov = &raw mut piece;
     header.msg_iovlen = 1;
     header.msg_control = control.as_mut_ptr().cast();
-    header.msg_controllen = size_of_val(&control);
+    // Of one type in glibc, of another in musl.
+    header.msg_controllen = CONTROL.into();
     let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
     // SAFETY: the descriptor is open; every pointer is to a buffer of the length that stands beside it, and all outlive the call.
     let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };

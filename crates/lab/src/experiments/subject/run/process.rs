@@ -335,6 +335,9 @@ fn serves(listener: SocketAddr, asked: SocketAddr) -> bool {
     listener.port() == asked.port() && (ip == asked.ip() || any)
 }
 
+/// `linux/sockios.h`; libc's constant is not of the type that musl's ioctl takes.
+const SIOCGIFFLAGS: libc::Ioctl = 0x8913;
+
 /// Whether this thread's network has such an interface and it is up.
 fn up(name: &str) -> io::Result<bool> {
     let socket = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
@@ -350,7 +353,7 @@ fn up(name: &str) -> io::Result<bool> {
     }
     // SAFETY: SIOCGIFFLAGS reads and writes one `ifreq`, which lives longer than the call.
     #[expect(unsafe_code, reason = "no safe wrapper asks for an interface's flags")]
-    let answer = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) };
+    let answer = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGIFFLAGS, &raw mut request) };
     match answer {
         0 => {
             // SAFETY: the kernel has just written the flags into the union.
