@@ -42,6 +42,10 @@ for place in etc var run tmp root home dev usr/local/bin mnt; do mount -t tmpfs 
 chmod 1777 "$root/tmp"
 cp -a "$PLACE/etc/." "$root/etc/"
 mount --bind "$PLACE/bin" "$root/usr/local/bin"
+"""
+
+# What a kernel gives, and systemd as the first process of that root.
+BOOT = """
 mount -t proc none "$root/proc"
 mount -t sysfs none "$root/sys"
 mount -t cgroup2 none "$root/sys/fs/cgroup"
@@ -65,21 +69,32 @@ MASKED = ("dbus.service", "dbus.socket", "getty.target", "console-getty.service"
 class Machine(Host):
     """A host with a systemd of its own."""
 
+    inside = INSIDE + BOOT
+
     def __init__(self, lab, name, number):
         super().__init__(lab, name, number)
         self.place, self.pid = lab.folder / f"machine-{name}", None
-        (self.place / "bin").mkdir(parents=True)
+        self.place.mkdir()
+        self.make_root(number)
+        link = json.loads(subprocess.run(["ip", "-n", self.ns, "-j", "link", "show", "eth0"], capture_output=True, check=True).stdout)
+        self.mac = bytes.fromhex(link[0]["address"].replace(":", ""))
+
+    def make_root(self, number):
+        """What of its root is not this machine's."""
+        (self.place / "bin").mkdir()
         etc = self.place / "etc"
         (etc / "systemd/system").mkdir(parents=True)
         for kept in ("passwd", "group", "shadow", "nsswitch.conf", "ld.so.cache", "ssl", "alternatives", "protocols", "services", "iproute2"):
             if os.path.exists(f"/etc/{kept}"):
                 subprocess.run(["cp", "-a", f"/etc/{kept}", etc], check=True)
+        self.settle(etc, number)
+
+    def settle(self, etc, number):
+        """Who it is, whom it asks for names, and what it does without."""
         (etc / "machine-id").write_text(f"{number:032x}\n")
-        (etc / "resolv.conf").write_text(f"nameserver {lab.resolver}\n")
+        (etc / "resolv.conf").write_text(f"nameserver {self.lab.resolver}\n")
         for unit in MASKED:
             (etc / "systemd/system" / unit).symlink_to("/dev/null")
-        link = json.loads(subprocess.run(["ip", "-n", self.ns, "-j", "link", "show", "eth0"], capture_output=True, check=True).stdout)
-        self.mac = bytes.fromhex(link[0]["address"].replace(":", ""))
 
     def install(self, units, enabled):
         """As the docs have it: the program, the units, and links for those that boot."""
@@ -100,7 +115,7 @@ class Machine(Host):
     def boot(self):
         """Starts systemd, and waits until it has an answer for systemctl."""
         group = f"hoplite-units-{os.getpid()}-{self.name}"
-        env = {"PLACE": str(self.place), "GROUP": group, "INSIDE": INSIDE, "SYSTEMD": SYSTEMD}
+        env = {"PLACE": str(self.place), "GROUP": group, "INSIDE": self.inside, "SYSTEMD": SYSTEMD}
         command = ["unshare", "--mount", "--propagation", "private", "sh", "-euc", OUTSIDE]
         self.process = self.lab.run(f"systemd-{self.name}", [*super().prefix(), *command], env=env)
         self.lab.groups.append(group)
@@ -205,6 +220,9 @@ def relay_unit(checks, lab):
     (etc / "hoplite/relay.toml").write_text(relay_config(lab, leaf))
     subprocess.run(["sh", "-euc", 'chown -R 0:990 "$0"; chmod -R u=rwX,g=rX,o= "$0"', etc / "hoplite"], check=True)
     relay.install(["hoplite-relay.service"], {})
+    soon = etc / "systemd/system/hoplite-relay.service.d"
+    soon.mkdir()
+    (soon / "soon.conf").write_text("[Service]\nWatchdogSec=6\n")
     relay.boot()
     relay.systemctl("start", "hoplite-relay")
     state = relay.becomes("hoplite-relay", "active", 10)
@@ -218,6 +236,13 @@ def relay_unit(checks, lab):
     relay.systemctl("reload", "hoplite-relay")
     checks.check("relay: a reload leaves the process", relay.show("hoplite-relay", "MainPID") == pid and relay.systemctl("is-active", "hoplite-relay") == "active",
                  relay.log("hoplite-relay"))
+    relay.call("kill", "-STOP", pid)
+    try:
+        wait_for("another process", lambda: relay.show("hoplite-relay", "MainPID") not in (pid, "0") and relay.systemctl("is-active", "hoplite-relay") == "active", 30)
+    except TimeoutError:
+        pass
+    hung = "watchdog" in relay.log("hoplite-relay").lower()
+    checks.check("relay: one that hangs is killed by the watchdog, and started again", hung and relay.systemctl("is-active", "hoplite-relay") == "active", relay.log("hoplite-relay"))
     relay.systemctl("stop", "hoplite-relay")
     result = relay.show("hoplite-relay", "Result")
     checks.check("relay: it stops, and well", result == "success", f"{result}: {relay.log('hoplite-relay')}")
@@ -257,7 +282,7 @@ class Session:
                                                   "10.77.1.1", lab.resolver])
 
     def status(self):
-        lines = self.device.call("/usr/local/bin/hoplite", "status", "--json").stdout.decode().splitlines()
+        lines = self.device.call("hoplite", "status", "--json").stdout.decode().splitlines()
         return json.loads(lines[-1]) if lines else {}
 
     def firewalled(self, name):
@@ -342,7 +367,7 @@ def booted(session):
     rights = dict(line.split(":\t", 1) for line in device.call("cat", f"/proc/{session.pid()}/status").stdout.decode().splitlines() if ":\t" in line)
     wanted = sum(1 << right for right in (12, 1, 3, 0, 7, 6, 5, 8))  # NET_ADMIN, DAC_OVERRIDE, FOWNER, CHOWN, SETUID, SETGID, KILL, SETPCAP
     checks.check("up: no rights but those of the unit", int(rights.get("CapBnd", "-1"), 16) == wanted and rights.get("NoNewPrivs") == "1" and rights.get("Seccomp") == "2", rights)
-    told = json.loads(device.call("/usr/local/bin/hoplite", "status", "--json").stdout.decode().splitlines()[-1])
+    told = json.loads(device.call("hoplite", "status", "--json").stdout.decode().splitlines()[-1])
     worker = dict(line.split(":\t", 1) for line in device.call("cat", f"/proc/{told['worker']}/status").stdout.decode().splitlines() if ":\t" in line)
     none = all(int(worker.get(which, "-1"), 16) == 0 for which in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"))
     checks.check("up: the process that reads the network is nobody and has no right", none and set(worker.get("Uid", "0").split()) == {"65534"} and worker.get("NoNewPrivs") == "1", worker)

@@ -1,13 +1,27 @@
-//! The process of a command: the signals that it obeys (SIGINT and SIGTERM end it in order, SIGHUP reloads), its runtime, as many open files as the system
-//! allows, and records of every packet, for whoever studies QUIC: qlog files in the directory that `QLOGDIR` names, as other QUIC stacks have it.
+//! The process of a command: the signals that it obeys (SIGINT and SIGTERM end it in order, SIGHUP reloads), its word to a service manager, its runtime, as
+//! many open files as the system allows, and records of every packet, for whoever studies QUIC: qlog files in the directory that `QLOGDIR` names, as other
+//! QUIC stacks have it.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    future::{Future, pending},
+    os::{
+        linux::net::SocketAddrExt,
+        unix::{
+            ffi::OsStrExt,
+            net::{SocketAddr, UnixDatagram},
+        },
+    },
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use hoplite_quic::{Qlog, Watch};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     runtime::{Builder, Runtime},
     signal::unix::{Signal, SignalKind, signal},
+    time::{sleep, timeout},
 };
 use tracing::warn;
 
@@ -100,6 +114,47 @@ pub(crate) fn raise_file_limit() {
         maximum,
     };
     setrlimit(Resource::Nofile, raised).unwrap_or_default();
+}
+
+/// Tells a service manager that it is ready (sd_notify(3)), if one wants to know.
+pub(crate) fn notify_ready() {
+    notify(b"READY=1\n");
+}
+
+/// Tells a service manager that restarts a process which hangs (`WatchdogSec=`, sd_watchdog_enabled(3)) that this one does not, whenever `beat` is ready in
+/// time. Never ends.
+pub(crate) async fn feed_watchdog<F: Future<Output = ()>>(beat: impl Fn() -> F) {
+    let Some(every) = watchdog_interval() else {
+        return pending().await;
+    };
+    loop {
+        sleep(every).await;
+        if timeout(every, beat()).await.is_ok() {
+            notify(b"WATCHDOG=1\n");
+        }
+    }
+}
+
+/// A third of what the service manager waits for, if it waits for this process.
+fn watchdog_interval() -> Option<Duration> {
+    let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
+    let ours = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
+    let wait = number("WATCHDOG_USEC").filter(|wait| ours && *wait > 0)?;
+    Some(Duration::from_micros(wait) / 3)
+}
+
+fn notify(word: &[u8]) {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
+        return;
+    };
+    let address = match path.as_bytes().split_first() {
+        Some((b'@', name)) => SocketAddr::from_abstract_name(name),
+        _ => SocketAddr::from_pathname(&path),
+    };
+    let sent = address.and_then(|to| UnixDatagram::unbound()?.send_to_addr(word, &to));
+    if let Err(error) = sent {
+        warn!(%error, "the service manager could not be told");
+    }
 }
 
 /// The variable.

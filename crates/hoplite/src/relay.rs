@@ -73,6 +73,7 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         let cache = TorCache::of(&loaded.config, &handle)?;
         let (tell, said) = watch::channel(loaded.config.auth.private_tokens.clone());
         let keeper = Keeper::new(said, &handle);
+        let pulse = handle.pulse();
         let reloads = Reloads {
             handle,
             path,
@@ -80,6 +81,7 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
             tell,
             publish_tokens,
         };
+        process::notify_ready();
         tokio::select! {
             () = serve(reloads, loaded.config.limits.drain, &mut signals) => {}
             () = keeper.run() => {}
@@ -89,6 +91,7 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
             () = read(reader) => {}
             () = cache_for_tor(cache) => {}
             () = give_lists(lists) => {}
+            () = process::feed_watchdog(|| pulse.beat()) => {}
         }
         Ok(())
     })

@@ -183,7 +183,7 @@ fn start(options: &Options, json: bool) -> Result<(), Failure> {
     }
     if options.foreground {
         return stay(options, |status| {
-            notify();
+            process::notify_ready();
             tell(status, json)
         });
     }
@@ -476,28 +476,6 @@ fn detach() {
     // It is no process group's first, having just been started.
     rustix::process::setsid().map(drop).unwrap_or_default();
     rustix::process::umask(rustix::fs::Mode::from_bits_truncate(0o077));
-}
-
-/// Tells a service manager that it is ready (sd_notify(3)), if one wants to know.
-fn notify() {
-    use std::os::{
-        linux::net::SocketAddrExt,
-        unix::{
-            ffi::OsStrExt,
-            net::{SocketAddr, UnixDatagram},
-        },
-    };
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
-        return;
-    };
-    let address = match path.as_bytes().split_first() {
-        Some((b'@', name)) => SocketAddr::from_abstract_name(name),
-        _ => SocketAddr::from_pathname(&path),
-    };
-    let sent = address.and_then(|to| UnixDatagram::unbound()?.send_to_addr(b"READY=1\n", &to));
-    if let Err(error) = sent {
-        tracing::warn!(%error, "the service manager could not be told");
-    }
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ use crate::{
     limits::{INITIAL_WINDOWS, Quotas},
     metrics::{Metrics, exporter},
     onion::{self, Circuits, DirectoryCache, HsDir, Listed, Onion},
+    pulse::Pulse,
     serve::{Alive, Phase, Shared, handler::Templates, shard},
     statistics::Totals,
 };
@@ -53,6 +54,7 @@ pub struct Handle {
     phase: watch::Sender<Phase>,
     /// Yields nothing; ends when nobody serves any more.
     done: mpsc::Receiver<()>,
+    pulse: Pulse,
 }
 
 /// What a relay may be given besides its configuration and its identity.
@@ -225,11 +227,12 @@ impl Relay {
             shared: shared.clone(),
             phase,
             done,
+            pulse: Pulse::new(),
         };
         beside("addresses", alive.clone(), async move {
             local.follow(changes).await;
         })?;
-        shard::spawn(bound, &shared, secrets, &alive)?;
+        shard::spawn(bound, &shared, secrets, &alive, &handle.pulse)?;
         if shared.ip.has_device() {
             let ip = shared.ip.clone();
             beside("ip", alive.clone(), async move { ip.read().await })?;
@@ -306,6 +309,11 @@ impl Handle {
     /// What takes the keys of the issuer of private tokens, whether it takes such tokens or not yet.
     pub fn issuer_keys(&self) -> IssuerKeys {
         IssuerKeys(Arc::clone(&self.shared))
+    }
+
+    /// What asks its shards whether they hang.
+    pub fn pulse(&self) -> Pulse {
+        self.pulse.clone()
     }
 
     /// What was counted.

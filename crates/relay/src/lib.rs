@@ -21,6 +21,7 @@ mod limits;
 pub mod metrics;
 mod onion;
 mod policy;
+mod pulse;
 mod resolve;
 mod serve;
 pub mod statistics;
@@ -33,3 +34,4 @@ pub use onion::{
     Listed,
 };
 pub use policy::{Rule, RuleError, exit_policy};
+pub use pulse::Pulse;

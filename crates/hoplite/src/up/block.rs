@@ -27,7 +27,7 @@ use super::{
 use crate::{
     config::client::{self, Config},
     portal,
-    process::{Asked, Signals},
+    process::{self, Asked, Signals},
     say,
     say::{Complaint, Failure},
 };
@@ -74,7 +74,7 @@ impl Block {
             let system = System::new(&self.run_dir, &wanted.name, &wanted.addresses)?;
             tell(&seen(&system, &wanted.name).await, json)?;
         }
-        super::notify();
+        process::notify_ready();
         loop {
             tokio::select! {
                 () = watches.somebody_did_something(due) => {}

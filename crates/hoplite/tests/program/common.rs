@@ -2,6 +2,7 @@
 //! Every integration test that starts a relay or a client uses it.
 
 use std::{
+    ffi::OsStr,
     io::{BufRead, BufReader},
     path::Path,
     process::{Child, ChildStderr, Command, ExitStatus, Stdio},
@@ -33,12 +34,20 @@ impl Running {
 
     /// The same, with qlogs into a directory.
     pub(crate) fn recorded(command: &str, file: &Path, qlog: Option<&Path>) -> Self {
+        let qlog = qlog.map(|directory| ("QLOGDIR", directory.as_os_str()));
+        Self::with(command, file, qlog.as_slice())
+    }
+
+    /// The same, with these in its environment.
+    pub(crate) fn with(command: &str, file: &Path, variables: &[(&str, &OsStr)]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_hoplite"))
             .args([command, "--json", "--config"])
             .arg(file)
             .env_remove("HOPLITE_LOG")
             .env_remove("QLOGDIR")
-            .envs(qlog.map(|directory| ("QLOGDIR", directory)))
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("WATCHDOG_USEC")
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()

@@ -1,10 +1,11 @@
 //! A relay as its operator sees it: it starts, keeps its identity, obeys signals.
 
 use std::{
+    ffi::OsStr,
     fs,
     io::{Read, Write},
     net::{Ipv4Addr, TcpListener, TcpStream},
-    os::unix::fs::PermissionsExt,
+    os::unix::{fs::PermissionsExt, net::UnixDatagram},
 };
 
 use crate::{
@@ -67,6 +68,33 @@ fn circuits_beside_tokens_must_be_meant() {
     let said = String::from_utf8(output.stderr).expect("text");
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("relay.toml:4:2: onion.open: "), "{said}");
+}
+
+#[test]
+fn a_service_manager_is_told_when_a_relay_serves_and_that_it_does_not_hang() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (file, socket) = (
+        directory.path().join("relay.toml"),
+        directory.path().join("notify"),
+    );
+    fs::write(&file, FILE).expect("written");
+    let manager = UnixDatagram::bind(&socket).expect("bound");
+    let variables = [
+        ("NOTIFY_SOCKET", socket.as_os_str()),
+        ("WATCHDOG_USEC", OsStr::new("300000")),
+    ];
+    let mut relay = Running::with("relay", &file, &variables);
+    let told = || {
+        let mut word = [0; 64];
+        let size = manager.recv(&mut word).expect("told");
+        String::from_utf8_lossy(&word[..size]).into_owned()
+    };
+    assert_eq!(told(), "READY=1\n");
+    // It was up by then: nothing of the log has still to come.
+    let listen = value(&relay.line_with("the relay is up"), "listen");
+    TcpStream::connect(listen).expect("it listens");
+    assert_eq!(told(), "WATCHDOG=1\n");
+    assert_eq!(told(), "WATCHDOG=1\n");
 }
 
 #[test]

@@ -27,6 +27,7 @@ use crate::{
     config::{Config, Limits, LinkKind},
     handle::StartError,
     limits::INITIAL_WINDOWS,
+    pulse::Pulse,
 };
 
 /// What each UDP socket asks the kernel for, in bytes.
@@ -83,6 +84,7 @@ pub(crate) fn spawn(
     shared: &Arc<Shared>,
     secrets: Secrets,
     alive: &Alive,
+    pulse: &Pulse,
 ) -> Result<(), StartError> {
     let mut groups: Vec<_> = sockets
         .groups
@@ -97,10 +99,13 @@ pub(crate) fn spawn(
         };
         let name = format!("shard-{}", first.index());
         let (runtime, keys) = (runtime()?, keys.clone());
-        let (shared, alive) = (shared.clone(), alive.clone());
+        let (shared, alive, beat) = (shared.clone(), alive.clone(), pulse.shard());
         thread::Builder::new()
             .name(name)
-            .spawn(move || runtime.block_on(run(shards, keys, shared, alive)))
+            .spawn(move || {
+                drop(runtime.spawn(beat.answer()));
+                runtime.block_on(run(shards, keys, shared, alive));
+            })
             .map_err(StartError::Thread)?;
     }
 }
