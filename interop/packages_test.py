@@ -382,6 +382,7 @@ def machine(checks, lab, old, new):
     session.watch.since()
     upgrade(checks, session)
     wrong_file(checks, session, etc)
+    removed(checks, session)
     purged(checks, session, before)
 
 
@@ -432,6 +433,21 @@ def wrong_file(checks, session, etc):
     device.systemctl("reload", "hoplite-block")
     device.systemctl("restart", "hoplite-device")
     session.up("the file put right", 30)
+
+
+def removed(checks, session):
+    """Removed while its units run, and installed again: the administrator's files have stayed."""
+    device, lab = session.device, session.lab
+    code, said = device.apt("remove", "hoplite")
+    checks.check("it is removed while it runs", code == 0, said)
+    checks.check("removed: programs reach the target by themselves", device.fetches(f"http://{lab.target.v4}/bytes/{SIZE}"))
+    code, said = device.apt("install", "/srv/new.deb")
+    checks.check("removed: it is installed again, and its files are there", code == 0 and (device.root / "etc/hoplite/client.toml").exists(), said)
+    session.watch.since()
+    done = device.call("hoplite", "up", "--config", "/etc/hoplite/client.toml")
+    checks.check("`hoplite up` by hand", done.returncode == 0 and device.fetches(f"http://target.test/bytes/{SIZE}"), done.stderr.decode())
+    device.call("sh", "-c", f"kill -KILL {session.status().get('pid')}")
+    session.blocked("by hand, and killed")
 
 
 def purged(checks, session, before):
