@@ -4,8 +4,8 @@ in them (SBOM), whose licences, and their checksums.
 
     packaging/package.py [deb rpm arch tarball image]     all of them, when none is named
 
-Two runs over one commit, wherever they are, give the same bytes: times are SOURCE_DATE_EPOCH's or the commit's, owners are root, names are sorted, and the
-programs are built without the paths of this machine. Needs cargo, strip (binutils), zstd, and rpmbuild for rpm; for tarball and image Rust's target
+Two runs over the same programs, wherever they are, give the same bytes: times are SOURCE_DATE_EPOCH's or the commit's, owners are root, names are sorted. The
+programs are built without the paths of this machine, so that they can be the same too. Needs cargo, strip (binutils), zstd, and rpmbuild for rpm; for tarball and image Rust's target
 x86_64-unknown-linux-musl and musl-gcc. What a package puts where: docs/install.md.
 """
 
