@@ -121,6 +121,8 @@ pub struct Direction {
     pub queue: Option<u64>,
     /// Who drops from the queue.
     pub discipline: Discipline,
+    /// Whether UDP never arrives, as where a firewall drops it.
+    pub blocks_udp: bool,
     /// Loss before the queue.
     pub loss: Loss,
     /// The share of packets delivered twice, 0..1.

@@ -1,5 +1,5 @@
-//! One direction of a link, without a clock: loss, duplication and corruption, a queue (drop-tail, or CoDel of RFC 8289), a bottleneck, delay and
-//! jitter, in that order.
+//! One direction of a link, without a clock: whether UDP may pass, loss, duplication and corruption, a queue (drop-tail, or CoDel of RFC 8289),
+//! a bottleneck, delay and jitter, in that order.
 //!
 //! A packet leaves at max(bottleneck free, arrival) + size / rate + delay + jitter: how late anybody asks does not add up.
 //! Call [`Pipe::arrive`] with times that do not go back, and [`Pipe::poll`] whenever [`Pipe::next`] has come.
@@ -44,6 +44,7 @@ pub struct Count {
 #[derive(Debug)]
 pub struct Pipe {
     direction: usize,
+    blocks_udp: bool,
     losses: Losses,
     duplicate: (f64, Random),
     corrupt: (f64, Random),
@@ -89,6 +90,7 @@ impl Pipe {
         let reorder = plan.jitter.as_ref().is_some_and(|jitter| jitter.reorder);
         Ok(Self {
             direction,
+            blocks_udp: plan.blocks_udp,
             losses: Losses::new(&plan.loss, random("loss")),
             duplicate: (plan.duplicate, random("duplicate")),
             corrupt: (plan.corrupt, random("corrupt")),
@@ -116,6 +118,9 @@ impl Pipe {
         stage.watch.entered(now, self.direction, &packet);
         self.count.packets += 1;
         self.count.bytes += packet.len() as u64;
+        if self.blocks_udp && packet::is_udp(&packet) {
+            return self.discard(now, Cause::Udp, packet, stage);
+        }
         if self.losses.next_is_lost() {
             return self.discard(now, Cause::Loss, packet, stage);
         }

@@ -509,6 +509,8 @@ impl Pool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cause {
+    /// The link lets no UDP through.
+    Udp,
     /// The link's loss model.
     Loss,
     /// The queue was full.
@@ -529,7 +531,8 @@ pub enum Cause {
 
 impl Cause {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
+        Self::Udp,
         Self::Loss,
         Self::Queue,
         Self::CoDel,
@@ -544,6 +547,7 @@ impl Cause {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Udp => "udp",
             Self::Loss => "loss",
             Self::Queue => "queue",
             Self::CoDel => "codel",

@@ -43,6 +43,12 @@ pub fn flow(packet: &[u8]) -> String {
     }
 }
 
+/// Whether it is UDP, any fragment of it too.
+#[must_use]
+pub fn is_udp(packet: &[u8]) -> bool {
+    ip::parse(packet).is_ok_and(|ip| ip.protocol == UDP)
+}
+
 /// Whether it is a fragment other than the first, which has no transport header. Of IPv6, whose routers do not fragment, any.
 fn is_later_fragment(packet: &[u8], ip: &Packet<'_>) -> bool {
     match (ip.source, packet.get(6..8)) {

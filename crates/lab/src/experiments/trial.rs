@@ -182,7 +182,7 @@ pub struct LinkCount {
     pub packets: u64,
     /// Bytes of IP that came.
     pub bytes: u64,
-    /// Packets dropped, by cause: `loss`, `queue`, `codel`, `ttl`, `route`, `memory`, `tun`.
+    /// Packets dropped, by cause: `udp`, `loss`, `queue`, `codel`, `ttl`, `route`, `memory`, `tun`.
     pub drops: BTreeMap<String, u64>,
     /// Packets delivered twice.
     pub duplicated: u64,

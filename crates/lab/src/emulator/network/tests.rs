@@ -248,6 +248,26 @@ fn memory_is_bounded_and_what_does_not_fit_is_a_drop_of_its_own() {
 }
 
 #[test]
+fn a_direction_without_udp_drops_that_alone() {
+    let topology = direct(Direction {
+        blocks_udp: true,
+        ..Direction::default()
+    });
+    for v6 in [false, true] {
+        let mut network = network(&topology);
+        let mut tcp = packet(v6, 1, 2, 100, 2);
+        tcp[if v6 { 6 } else { 9 }] = 6;
+        network.arrive(0, 0, &packet(v6, 1, 2, 100, 1), &mut Unwatched);
+        network.arrive(0, 0, &tcp, &mut Unwatched);
+        network.arrive(0, 1, &packet(v6, 2, 1, 100, 3), &mut Unwatched);
+        let mut out = Vec::new();
+        collect(&mut network, 0, &mut out);
+        assert_eq!(out, [(0, 2), (0, 3)]);
+        assert_eq!(count(&network, 0).drops[Cause::Udp as usize], 1);
+    }
+}
+
+#[test]
 fn ecn_capable_packets_are_marked_by_codel_and_keep_a_right_checksum() {
     let topology = direct(Direction {
         rate: Some(1_200_000),
@@ -371,6 +391,7 @@ fn direction() -> impl Strategy<Value = Direction> {
                     jitter,
                     queue,
                     discipline,
+                    blocks_udp: false,
                     loss,
                     duplicate,
                     corrupt,

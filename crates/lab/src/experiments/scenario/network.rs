@@ -242,7 +242,7 @@ fn reached<'t>(topology: &'t Topology, from: &'t str) -> BTreeSet<&'t str> {
 /// Keys of a `[[link]]`, beside those of a direction.
 const LINK_KEYS: &str = "ends name repeat when mtu forward back";
 /// Keys of `forward` and `back`.
-const DIRECTION_KEYS: &str = "rate trace delay jitter queue loss duplicate corrupt codel";
+const DIRECTION_KEYS: &str = "rate trace delay jitter queue udp loss duplicate corrupt codel";
 
 /// Reads a trace by its path.
 pub(crate) type Traces<'a> = dyn Fn(&str) -> Result<Vec<u64>, Wrong> + 'a;
@@ -267,6 +267,7 @@ struct Settings {
     delay: Option<Duration>,
     jitter: Option<Option<Jitter>>,
     queue: Option<Queue>,
+    udp: Option<bool>,
     loss: Option<Loss>,
     duplicate: Option<f64>,
     corrupt: Option<f64>,
@@ -295,6 +296,7 @@ impl Settings {
             delay: entry.read("delay", units::duration),
             jitter: jitter(entry),
             queue: queue(entry),
+            udp: entry.read("udp", flag),
             loss: loss(entry),
             duplicate: entry.read("duplicate", units::share),
             corrupt: entry.read("corrupt", units::share),
@@ -317,6 +319,7 @@ impl Settings {
             delay: own.delay.or(both.delay),
             jitter: own.jitter.or(both.jitter),
             queue: own.queue.or(both.queue),
+            udp: own.udp.or(both.udp),
             loss: own.loss.or(both.loss),
             duplicate: own.duplicate.or(both.duplicate),
             corrupt: own.corrupt.or(both.corrupt),
@@ -339,6 +342,7 @@ impl Settings {
                 .queue
                 .and_then(|queue| queue.bytes(entry, rate, round_trip, mtu)),
             discipline: self.discipline.unwrap_or_default(),
+            blocks_udp: self.udp == Some(false),
             loss: self.loss.unwrap_or_default(),
             duplicate: self.duplicate.unwrap_or_default(),
             corrupt: self.corrupt.unwrap_or_default(),

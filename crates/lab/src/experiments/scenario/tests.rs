@@ -298,8 +298,13 @@ fn impairments_are_read_in_every_notation() {
         }
     );
     assert_eq!(
-        link("loss = '0%'\njitter = false\ncodel = false").forward,
+        link("loss = '0%'\njitter = false\ncodel = false\nudp = true").forward,
         Default::default()
+    );
+    let firewall = link("udp = false\nback = { udp = true }");
+    assert_eq!(
+        (firewall.forward.blocks_udp, firewall.back.blocks_udp),
+        (true, false)
     );
 }
 
