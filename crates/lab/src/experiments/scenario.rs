@@ -29,7 +29,7 @@ use self::{
     document::{Complaints, Document, Item, Wrong, meant, quoted},
     expression::Scope,
     library::{Library, SCENARIOS},
-    matrix::Case,
+    matrix::{Case, Turn},
     reader::{Reader, name},
     subject_file::{Needs, Places, Site, SubjectFile, Use},
     template::Owner,
@@ -261,7 +261,7 @@ impl Scenario {
             .iter()
             .find(|case| case.values == key.case)
             .ok_or_else(unknown)?;
-        let resolved = self.checked.resolve(case)?;
+        let resolved = self.checked.resolve(case, self.turn_of(key.repetition))?;
         let used = resolved
             .uses
             .iter()
@@ -298,12 +298,27 @@ impl Scenario {
         })
     }
 
-    /// Every case with everything computed that is the same for all of its subjects.
+    /// After how many repetitions its rotation begins anew; 1 if there is none.
+    #[must_use]
+    pub fn turns(&self) -> u32 {
+        u32::try_from(self.checked.turns.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Which turn a repetition is, from 0.
+    fn turn_of(&self, repetition: u32) -> usize {
+        let turn = repetition.saturating_sub(1) % self.turns().max(1);
+        turn.try_into().unwrap_or(usize::MAX)
+    }
+
+    /// Every case in each of its turns, with everything computed that is the same for all of its subjects.
     pub(crate) fn resolved(
         &self,
-    ) -> impl Iterator<Item = Result<(&BTreeMap<String, String>, Resolved), Failure>> {
-        let cases = self.checked.cases.iter();
-        cases.map(|case| Ok((&case.values, self.checked.resolve(case)?)))
+    ) -> impl Iterator<Item = Result<(&BTreeMap<String, String>, Vec<Resolved>), Failure>> {
+        let turns = 0..self.checked.turns.len();
+        self.checked.cases.iter().map(move |case| {
+            let resolved = turns.clone().map(|turn| self.checked.resolve(case, turn));
+            Ok((&case.values, resolved.collect::<Result<Vec<_>, _>>()?))
+        })
     }
 
     /// Every case: parameter to value.
@@ -368,8 +383,8 @@ impl Scenario {
 // Reading the file as a whole.
 
 /// Keys of a scenario.
-const KEYS: &str = "name summary repetitions seed timeout baseline finding goal matrix host router link sysctl \
-                    subject workload analysis keep gate";
+const KEYS: &str = "name summary repetitions seed timeout baseline finding goal matrix rotation host router link \
+                    sysctl subject workload analysis keep gate";
 const MOST_RUNS: usize = 1_000_000;
 
 /// What `trial` needs of a file.
@@ -378,6 +393,8 @@ pub(crate) struct Checked {
     document: Document,
     /// Every case.
     pub(crate) cases: Vec<Case>,
+    /// What the first repetition, the second and so on have beside the case.
+    turns: Vec<Turn>,
     /// Labels of the subjects of each case.
     pub(crate) labels: Vec<Vec<String>>,
     /// Labels that follow the case, with what is written.
@@ -416,13 +433,15 @@ pub(crate) fn read(
         complaints: &complaints,
     };
     root.only(KEYS);
-    let parameters =
-        matrix::parameters(root.table("matrix").map(|reader| reader.table), &complaints);
-    template::names_of_scenario(root, &parameters);
+    let table = |key: &str| root.table(key).map(|reader| reader.table);
+    let parameters = matrix::parameters(table("matrix"), &complaints);
+    let rotation = matrix::rotation(table("rotation"), &parameters, &complaints);
+    let all: Vec<_> = parameters.iter().chain(&rotation).collect();
+    template::names_of_scenario(root, &all);
     let (subjects, others) = subject_file::subjects(root, library);
     let mut check = Checker::of(library, &subjects, others);
-    let cases = matrix::cases(&parameters);
-    check.all(root, &cases);
+    let (cases, turns) = (matrix::cases(&parameters), matrix::turns(&rotation));
+    check.all(root, &cases, &turns);
     let mut scenario = head(root, &check);
     scenario.findings = settings::findings(root, &parameters, &check.labels);
     scenario.path = path.map(Path::to_owned);
@@ -438,6 +457,7 @@ pub(crate) fn read(
     scenario.checked = Arc::new(Checked {
         document,
         cases,
+        turns,
         labels,
         families,
         subjects,
@@ -516,12 +536,13 @@ pub(crate) fn case_of(
 }
 
 impl Checked {
-    /// A case with everything computed; it was checked when the file was read.
-    pub(crate) fn resolve(&self, case: &Case) -> Result<Resolved, Failure> {
+    /// A case in a turn with everything computed; it was checked when the file was read.
+    pub(crate) fn resolve(&self, case: &Case, turn: usize) -> Result<Resolved, Failure> {
         let complaints = Complaints::about(&self.document);
+        let scope = case.in_turn(self.turns.get(turn).unwrap_or(&Turn::new()));
         let root = Reader {
             table: self.document.root(),
-            scope: &case.scope,
+            scope: &scope,
             owner: Owner::Scenario,
             complaints: &complaints,
         };
@@ -540,7 +561,7 @@ impl Checked {
 /// Nodes, links, workloads and steps of all cases together: loading resolves each.
 const MOST_THINGS: usize = 200_000;
 
-/// Resolves every case with every subject once, to find what is wrong before anything is run.
+/// Resolves every case in every turn with every subject once, to find what is wrong before anything is run.
 pub(crate) struct Checker<'a> {
     library: &'a Library,
     subjects: &'a BTreeMap<String, SubjectFile>,
@@ -578,10 +599,17 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Every case.
-    pub(crate) fn all(&mut self, root: Reader<'_>, cases: &[Case]) {
+    /// Every case in every turn.
+    pub(crate) fn all(&mut self, root: Reader<'_>, cases: &[Case], turns: &[Turn]) {
         for case in cases {
-            self.case(root.within(&case.scope));
+            let scopes = turns.iter().map(|turn| case.in_turn(turn));
+            let labels: Vec<_> = scopes.map(|scope| self.case(root.within(&scope))).collect();
+            if labels.windows(2).any(|pair| pair[0] != pair[1]) {
+                let what = "the rotation changes which subjects there are, or what they are called";
+                let allowed = "\"label\" and \"when\" that follow the case alone";
+                root.wrong("subject", what, allowed);
+            }
+            self.labels.extend(labels.into_iter().next());
             if self.things > MOST_THINGS {
                 let allowed = format!(
                     "at most {MOST_THINGS} hosts, links, workloads, files and steps in all"
@@ -592,7 +620,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn case(&mut self, root: Reader<'_>) {
+    /// The labels of its subjects.
+    fn case(&mut self, root: Reader<'_>) -> Vec<String> {
         let read = |path: &str| trace(path, &self.traces, self.library);
         let resolved = case_of(root, self.subjects, &read);
         let plans = if root.complaints.any() {
@@ -617,10 +646,9 @@ impl<'a> Checker<'a> {
                 family.or_insert_with(|| written.clone());
             }
         }
-        self.labels
-            .push(resolved.uses.into_iter().map(|used| used.label).collect());
         self.links
             .extend(resolved.topology.links.into_iter().map(|link| link.name));
+        resolved.uses.into_iter().map(|used| used.label).collect()
     }
 
     fn plans(&mut self, root: Reader<'_>, resolved: &Resolved) -> Vec<subject::Plan> {

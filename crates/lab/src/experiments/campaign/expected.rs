@@ -33,8 +33,8 @@ const OPPORTUNITY: f64 = 1500.0;
 pub(crate) enum Times {
     /// As an earlier campaign measured them.
     Measured(Box<Estimate>),
-    /// Seconds for each case, as the scenario says: the same for all subjects.
-    Told(BTreeMap<BTreeMap<String, String>, f64>),
+    /// Seconds for each case in each turn of the rotation, as the scenario says: the same for all subjects.
+    Told(BTreeMap<BTreeMap<String, String>, Vec<f64>>),
 }
 
 impl Times {
@@ -49,8 +49,9 @@ impl Times {
     fn told(scenario: &Scenario) -> Result<Self, Failure> {
         let mut told = BTreeMap::new();
         for case in scenario.resolved() {
-            let (values, resolved) = case?;
-            told.insert(values.clone(), AROUND + seconds(&resolved));
+            let (values, turns) = case?;
+            let turns = turns.iter().map(|turn| AROUND + seconds(turn));
+            told.insert(values.clone(), turns.collect());
         }
         Ok(Self::Told(told))
     }
@@ -80,7 +81,11 @@ impl Times {
     pub(crate) fn of(&self, key: &Key) -> f64 {
         match self {
             Self::Measured(estimate) => estimate.one(key),
-            Self::Told(told) => told.get(&key.case).copied().unwrap_or(AROUND),
+            Self::Told(told) => {
+                let turns = told.get(&key.case).map_or(&[][..], Vec::as_slice);
+                let number = usize::try_from(key.repetition.saturating_sub(1)).unwrap_or(0);
+                turns.iter().cycle().nth(number).copied().unwrap_or(AROUND)
+            }
         }
     }
 }

@@ -123,8 +123,16 @@ fn campaign(
     campaign.planned = keys.len() as u64;
     let mut names = BTreeSet::new();
     let mut hashes = BTreeMap::<String, digest::Context>::new();
-    for key in firsts(keys).filter(|key| subjects.contains(&key.subject)) {
-        let trial = scenario.trial(key, Path::new("attempt"), Path::new("shared"))?;
+    let chosen = firsts(keys).filter(|key| subjects.contains(&key.subject));
+    // Whatever number of repetitions is asked for, all turns are what the results are of.
+    let each = chosen.flat_map(|key| {
+        (1..=scenario.turns()).map(move |repetition| Key {
+            repetition,
+            ..key.clone()
+        })
+    });
+    for key in each {
+        let trial = scenario.trial(&key, Path::new("attempt"), Path::new("shared"))?;
         names.extend(identity::started_by(&trial.subject));
         let hash = hashes.entry(key.subject.clone());
         let new = || digest::Context::new(&digest::SHA256);
@@ -323,6 +331,29 @@ mod tests {
             cases: cases(&keys(), &asked).unwrap(),
         };
         keys().iter().map(|key| choice.holds(key)).collect()
+    }
+
+    #[test]
+    fn results_are_of_all_turns_of_a_rotation_however_few_repetitions_are_asked_for() {
+        let fingerprints = |last: &str| {
+            let text = format!(
+                r#"
+                name = "turns"
+                repetitions = 1
+                rotation.size = ["1kB", "1kB", "{last}"]
+                host = [{{ name = "client" }}, {{ name = "server" }}]
+                link = [{{ ends = ["client", "server"] }}]
+                subject = [{{ use = "native" }}]
+                workload = [{{ kind = "download", bytes = "{{size}}" }}]
+                "#
+            );
+            let scenario = crate::experiments::scenario::parse("turns.toml", &text).unwrap();
+            let subjects = BTreeSet::from(["native".to_owned()]);
+            let made = campaign(&scenario, &scenario.keys(), &subjects);
+            made.unwrap().fingerprints
+        };
+        assert_eq!(fingerprints("1kB"), fingerprints("1kB"));
+        assert_ne!(fingerprints("1kB"), fingerprints("2kB"));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! `[matrix]`: parameters and their values. Every combination is a case, in which all of the file is resolved; and what seeds decide: the seed of
-//! a trial, and the order of trials.
+//! `[matrix]`: parameters and their values. Every combination is a case, in which all of the file is resolved; `[rotation]`: parameters that take
+//! their values in turn, repetition after repetition, in every case alike; and what seeds decide: the seed of a trial, and the order of trials.
 //! A value is a number, a text, true or false, or a table with a `name` and further fields, which may be lists: `{profile.down}`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +15,11 @@ use super::{
 
 /// More cases are refused.
 const MOST_CASES: usize = 4096;
+/// A rotation begins anew after so many repetitions at most: each case is checked in each of its turns.
+const MOST_TURNS: usize = 100;
+
+/// What `[rotation]` brings into the scope of a repetition.
+pub(crate) type Turn = Vec<(String, Value)>;
 
 /// One point of the matrix.
 #[derive(Clone, Debug)]
@@ -48,7 +53,11 @@ pub(crate) struct Row {
 /// Reads all parameters.
 pub(crate) fn parameters(table: Option<&Table>, complaints: &Complaints<'_>) -> Vec<Parameter> {
     let entries = table.map_or(&[][..], |table| &table.entries);
-    let read = |entry| parameter(entry, complaints);
+    let read = |entry| {
+        let parameter = parameter(entry, complaints);
+        check_twice(&parameter.rows, entry, complaints);
+        parameter
+    };
     let parameters: Vec<Parameter> = entries.iter().map(read).collect();
     let size = parameters.iter().try_fold(1_usize, |size, parameter| {
         size.checked_mul(parameter.rows.len())
@@ -65,6 +74,54 @@ pub(crate) fn parameters(table: Option<&Table>, complaints: &Complaints<'_>) -> 
         return Vec::new();
     }
     parameters
+}
+
+/// Reads what takes its values in turn, beside the parameters of the matrix. A value may be there several times.
+pub(crate) fn rotation(
+    table: Option<&Table>,
+    matrix: &[Parameter],
+    complaints: &Complaints<'_>,
+) -> Vec<Parameter> {
+    let entries = table.map_or(&[][..], |table| &table.entries);
+    let read = |entry: &Entry| {
+        if matrix.iter().any(|other| other.name == entry.key) {
+            let what = "[matrix] has a parameter of that name";
+            complaints.add(entry.key_at, Wrong::new(what, "another name"));
+        }
+        parameter(entry, complaints)
+    };
+    let rotation: Vec<Parameter> = entries.iter().map(read).collect();
+    if period(&rotation) > MOST_TURNS {
+        let what = "it begins anew after too many repetitions";
+        let allowed =
+            format!("lists whose lengths have {MOST_TURNS} as their least common multiple at most");
+        complaints.add(table.map_or(0, |table| table.at), Wrong::new(what, allowed));
+        return Vec::new();
+    }
+    rotation
+}
+
+/// After how many repetitions all lists begin anew.
+fn period(rotation: &[Parameter]) -> usize {
+    let lengths = rotation.iter().map(|parameter| parameter.rows.len().max(1));
+    lengths.fold(1, |all, length| {
+        (all / common_divisor(all, length)).saturating_mul(length)
+    })
+}
+
+fn common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { common_divisor(b, a % b) }
+}
+
+/// What the first repetition has, the second and so on, until all begins anew; one turn that brings nothing where there is no rotation.
+pub(crate) fn turns(rotation: &[Parameter]) -> Vec<Turn> {
+    let turn = |number: usize| {
+        let rows = rotation
+            .iter()
+            .filter_map(|parameter| parameter.rows.iter().cycle().nth(number));
+        rows.flat_map(|row| row.brings.clone()).collect()
+    };
+    (0..period(rotation)).map(turn).collect()
 }
 
 /// Every combination, the last parameter changing fastest.
@@ -96,6 +153,15 @@ impl Case {
         }
         case
     }
+
+    /// What expressions know in it when it is this turn.
+    pub(crate) fn in_turn(&self, turn: &Turn) -> Scope {
+        let mut scope = self.scope.clone();
+        for (name, value) in turn {
+            scope.set(name, value.clone());
+        }
+        scope
+    }
 }
 
 fn parameter(entry: &Entry, complaints: &Complaints<'_>) -> Parameter {
@@ -114,7 +180,6 @@ fn parameter(entry: &Entry, complaints: &Complaints<'_>) -> Parameter {
         .iter()
         .filter_map(|node| row(&entry.key, node, complaints))
         .collect();
-    check_twice(&rows, entry, complaints);
     check_fields(&rows, entry, complaints);
     Parameter {
         name: entry.key.clone(),
@@ -330,6 +395,48 @@ mod tests {
             ("a = [{ b = 1 }]", "the key \"name\" is missing"),
         ] {
             let message = read(text).expect_err(text);
+            assert!(message.contains(part), "{message}");
+        }
+    }
+
+    /// The turns of a rotation beside a matrix with `hops`.
+    fn turns_of(text: &str) -> Result<Vec<Turn>, String> {
+        let document = document::parse("s.toml", text).map_err(|failure| failure.to_string())?;
+        let complaints = Complaints::about(&document);
+        let matrix = [Parameter {
+            name: "hops".into(),
+            at: 0,
+            rows: Vec::new(),
+        }];
+        let rotation = rotation(Some(document.root()), &matrix, &complaints);
+        complaints.finish().map_err(|failure| failure.to_string())?;
+        Ok(turns(&rotation))
+    }
+
+    #[test]
+    fn a_rotation_gives_each_repetition_its_values_until_all_lists_begin_anew() {
+        let turns = turns_of("egress = ['a', 'a', 'b']\nload = [1, 2]").expect("valid");
+        let shown = |turn: &Turn| {
+            let values: Vec<String> = turn.iter().map(|(_, value)| value.text()).collect();
+            values.join(" ")
+        };
+        let all: Vec<String> = turns.iter().map(shown).collect();
+        assert_eq!(all, ["a 1", "a 2", "b 1", "a 2", "a 1", "b 2"]);
+        assert_eq!(turns_of("").expect("valid"), [Turn::new()]);
+    }
+
+    #[test]
+    fn a_rotation_that_never_seems_to_end_or_hides_the_matrix_is_refused() {
+        let list = |length: usize| vec!["1"; length].join(",");
+        let lists: String = [7, 11, 13]
+            .map(|length| format!("a{length} = [{}]\n", list(length)))
+            .concat();
+        for (text, part) in [
+            (lists.as_str(), "begins anew after too many repetitions"),
+            ("hops = [1]", "[matrix] has a parameter of that name"),
+            ("a = []", "the list is empty"),
+        ] {
+            let message = turns_of(text).expect_err(text);
             assert!(message.contains(part), "{message}");
         }
     }

@@ -292,8 +292,8 @@ const SECTIONS: [&str; 8] = [
     "host", "router", "link", "sysctl", "subject", "workload", "analysis", "timeout",
 ];
 
-/// Checks a scenario's expressions against its matrix.
-pub(crate) fn names_of_scenario(root: Reader<'_>, parameters: &[Parameter]) {
+/// Checks a scenario's expressions against its matrix and its rotation.
+pub(crate) fn names_of_scenario(root: Reader<'_>, parameters: &[&Parameter]) {
     let brought = parameters
         .iter()
         .flat_map(|parameter| parameter.rows.iter().flat_map(|row| &row.brings));

@@ -167,6 +167,39 @@ fn repeats_and_conditions_draw_the_network_of_each_case() {
 }
 
 #[test]
+fn a_rotation_changes_from_repetition_to_repetition_and_makes_no_case() {
+    let turning = |more: &str| {
+        let text = CHAIN.replace(
+            "[[host]]\nname = \"client\"",
+            "[rotation]\nload = [{ name = \"day\", loss = 0.01 }, { name = \"night\", loss = 0 }]\n[[host]]\nname = \"client\"",
+        );
+        parse("s.toml", &text.replace("rate = \"{rate}\"", more))
+    };
+    let scenario = turning("rate = \"{rate}\"\nloss = \"{load.loss}\"").expect("valid");
+    assert_eq!((scenario.runs(), scenario.turns()), (30, 2));
+    for subject in ["native", "other-3"] {
+        let loss = |repetition: u32| {
+            let trial = trial(&scenario, |key| {
+                key.subject == subject && key.repetition == repetition
+            });
+            trial.topology.links[0].forward.loss.clone()
+        };
+        let busy = Loss::Bernoulli { share: 0.01 };
+        assert_eq!(
+            [loss(1), loss(2), loss(3)],
+            [busy.clone(), Loss::None, busy]
+        );
+    }
+    let unused = turning("rate = \"{rate}\"")
+        .expect_err("a slip")
+        .to_string();
+    assert!(
+        unused.contains("nothing uses the parameter \"load\""),
+        "{unused}"
+    );
+}
+
+#[test]
 fn what_an_analysis_needs_is_recorded_but_not_kept() {
     let scenario = chain();
     let trial = of_case(&scenario, "1");
@@ -615,13 +648,39 @@ fn page(change: impl Fn(&str) -> String) -> Result<Scenario, Failure> {
 
 #[test]
 fn every_example_of_the_page_is_tested_here() {
-    assert_eq!(examples().len(), 5, "a new example wants a test");
+    assert_eq!(examples().len(), 6, "a new example wants a test");
 }
 
 #[test]
 fn the_small_scenario_of_the_page_is_right() {
     let scenario = page(str::to_owned).expect("valid");
     assert_eq!((scenario.runs(), scenario.labels().len()), (160, 2));
+}
+
+#[test]
+fn the_rotation_of_the_page_gives_the_third_repetition_another_egress() {
+    let rotation = example("[rotation]");
+    let scenario = page(|text| {
+        let text = text.replace("repeat = 2", "repeat = 3");
+        let with = "with = { hops = 2, relays = 3, paths = [[\"relay1\", \"{egress}\"]] }";
+        let text = text.replace("with = { hops = 2, relays = 2 }", with);
+        text.replace("[matrix]", &format!("{rotation}\n[matrix]"))
+    })
+    .expect("valid");
+    let paths = |repetition: u32| {
+        let (checked, turn) = (&scenario.checked, scenario.turn_of(repetition));
+        let resolved = checked.resolve(&checked.cases[0], turn).expect("resolves");
+        let mut uses = resolved.uses.into_iter();
+        let used = uses.find(|used| used.label == "hoplite-2").expect("there");
+        used.with["paths"].text()
+    };
+    let expected = [
+        "relay1,relay2",
+        "relay1,relay2",
+        "relay1,relay3",
+        "relay1,relay2",
+    ];
+    assert_eq!([1, 2, 3, 4].map(paths), expected);
 }
 
 #[test]
@@ -715,6 +774,7 @@ fn every_shipped_scenario_loads_and_every_case_of_it_resolves_with_every_subject
                         .iter()
                         .find(|case| case.values == key.case)
                         .expect("there"),
+                    0,
                 )
                 .expect("resolves");
             assert!(

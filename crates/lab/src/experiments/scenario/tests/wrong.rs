@@ -202,6 +202,11 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     ),
     (
         "[[subject]]",
+        "[rotation]\nuse = [\"native\", \"other\"]\n[[subject]]\nlabel = \"{use}\"",
+        "subject[0]: the rotation changes which subjects there are, or what they are called: \"label\" and \"when\" that follow",
+    ),
+    (
+        "[[subject]]",
         "[keep]\npcap = [\"acces\"]\n[[subject]]",
         "keep.pcap[0]: there is no link \"acces\": \"*\" for all, or",
     ),
