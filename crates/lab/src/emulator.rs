@@ -5,6 +5,7 @@
 //! # Not in this room
 //! Namespaces, interfaces, addresses and routes of the hosts: `netns`.
 
+pub mod distance;
 mod driver;
 mod health;
 pub mod link;

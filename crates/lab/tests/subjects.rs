@@ -156,6 +156,7 @@ impl Try {
             way: way.map_or(Way::Direct, |way| way.way.clone()),
             target: way.and_then(|way| way.target.clone()).unwrap_or(address),
             fresh_names: false,
+            nearest: Default::default(),
             ports: Ports::default(),
             seed: 1,
             qlog: None,

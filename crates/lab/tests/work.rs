@@ -60,6 +60,7 @@ fn transfers_that_fail_are_told_as_lines_and_the_process_ends_well() {
             from: "client".into(),
             to: "server".into(),
             resolver: None,
+            among: Vec::new(),
             direct: false,
             may_fail: false,
             counted_as: None,
@@ -70,6 +71,7 @@ fn transfers_that_fail_are_told_as_lines_and_the_process_ends_well() {
         way: Way::Direct,
         target: "127.0.0.1".into(),
         fresh_names: false,
+        nearest: Default::default(),
         ports: Ports {
             transfer: closed.port(),
             ..Ports::default()

@@ -125,6 +125,7 @@ fn workload(name: &str, kind: Kind) -> workload::Plan {
         from: "client".into(),
         to: "server".into(),
         resolver: None,
+        among: Vec::new(),
         direct: false,
         may_fail: false,
         counted_as: None,

@@ -32,6 +32,9 @@ pub struct Plan {
     /// The host that knows the server's name, where the client has that and not its address: looking it up is part of a transfer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolver: Option<String>,
+    /// The hosts that may serve, if there are several: each transfer asks `to`, the first of them, where it is seen from, and takes the nearest to there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub among: Vec<String>,
     /// Whether it goes beside the subject, straight over the network (cross traffic).
     pub direct: bool,
     /// Whether all its transfers may fail: a scenario that measures just that. Else an attempt in which they do has failed.
@@ -197,6 +200,9 @@ pub struct Order {
     /// Whether `target` is a domain, and each connection goes to a name of its own below it, which nobody has asked for before.
     #[serde(default)]
     pub fresh_names: bool,
+    /// If there are several servers: for each address that the target may see, the server that is nearest to it. Downloads and uploads ask the target first.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub nearest: BTreeMap<IpAddr, IpAddr>,
     /// Ports of the server.
     pub ports: Ports,
     /// Seeds payloads and schedules.

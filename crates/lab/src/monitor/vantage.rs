@@ -241,6 +241,7 @@ impl Vantage {
                 from: self.name.clone(),
                 to: "server".into(),
                 resolver: None,
+                among: Vec::new(),
                 direct: false,
                 may_fail: true,
                 counted_as: None,
@@ -251,6 +252,7 @@ impl Vantage {
             way: subject.socks.map_or(Way::Direct, way),
             target: server.host.clone(),
             fresh_names: false,
+            nearest: Default::default(),
             ports: Ports {
                 transfer: server.port,
                 ..Ports::default()

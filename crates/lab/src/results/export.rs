@@ -175,7 +175,7 @@ pub fn paper_000(samples: &[Sample], place: &str) -> Paper000 {
             lines.bulk += &line(&[subject.clone(), place.to_owned(), rate]);
         }
     }
-    lines.speed_test = speed_test(first, &tests, &kinds, place);
+    lines.speed_test = speed_test(samples, &tests, &kinds, place);
     lines
 }
 
@@ -267,42 +267,58 @@ fn rate(whole: &WholeTransfer) -> Option<f64> {
     (time > 0.0).then(|| whole.bytes() as f64 * 8.0 / time / 1e6)
 }
 
-/// One line for each number that a test of the repetition has.
+/// One line for each number that a test of the repetition has: with the server and the egress of its first transfer.
 fn speed_test(
-    first: &Sample,
+    samples: &[Sample],
     tests: &[WholeTransfer],
     kinds: &BTreeMap<&str, &str>,
     place: &str,
 ) -> String {
-    let mut numbers: BTreeMap<u32, [Option<f64>; 2]> = BTreeMap::new();
+    let of = |whole: &WholeTransfer| {
+        samples.iter().find(|sample| {
+            let transfer = &sample.transfer;
+            (&transfer.workload, transfer.number) == (&whole.workload, whole.number)
+        })
+    };
+    let mut numbers: BTreeMap<u32, ([Option<f64>; 2], &Sample)> = BTreeMap::new();
     for whole in tests {
         let side = match kinds.get(whole.workload.as_str()) {
             Some(&"download") => 0,
             Some(&"upload") => 1,
             _ => continue,
         };
-        let rates = numbers.entry(whole.number).or_default();
+        let Some(first) = of(whole) else { continue };
+        let (rates, _) = numbers.entry(whole.number).or_insert(([None; 2], first));
         if let Some(slot) = rates.get_mut(side) {
             *slot = rate(whole);
         }
     }
-    let server = first.transfer.server.map(|ip| ip.to_string());
-    let began = Utc::at(first.transfer.began).precisely();
-    let row = |[down, up]: [Option<f64>; 2]| {
+    let row = |([down, up], first): ([Option<f64>; 2], &Sample)| {
+        let server = first.transfer.server.map(|ip| ip.to_string());
         line(&[
             String::new(),
             told(down),
             told(up),
-            first.key.subject.clone(),
-            server.clone().unwrap_or_default(),
-            first.key.scenario.clone(),
+            organization(first),
+            server.unwrap_or_default(),
+            first.target.clone(),
             place.to_owned(),
             "hoplite-lab".to_owned(),
             first.key.repetition.to_string(),
-            began.clone(),
+            Utc::at(first.transfer.began).precisely(),
         ])
     };
     numbers.into_values().map(row).collect()
+}
+
+/// Whose the address is that the server saw: the subject's, and of a subject with an egress that one's.
+fn organization(sample: &Sample) -> String {
+    let subject = &sample.key.subject;
+    match sample.egress.as_str() {
+        "" => subject.clone(),
+        own if own == sample.client => subject.clone(),
+        egress => format!("{subject} by {egress}"),
+    }
 }
 
 // Samples as OnionPerf analysis JSON 4.0 (`schema/onionperf-4.0.json` of OnionPerf): a document is one data set, a client one of its sources.
@@ -670,13 +686,33 @@ mod tests {
         assert!(
             lines
                 .speed_test
-                .starts_with(",16,,native,10.77.0.2,example,hops 2,hoplite-lab,1,2027"),
+                .starts_with(",16,,native,10.77.0.2,server,hops 2,hoplite-lab,1,2027"),
             "{}",
             lines.speed_test
         );
         assert_eq!(
             lines.speed_test.matches(',').count(),
             SPEED_TEST.matches(',').count()
+        );
+    }
+
+    #[test]
+    fn a_speed_test_tells_its_own_server_and_egress_whatever_was_carried_before_it() {
+        let trial = trial(vec![bulk("bulk", 1), bulk("test", 4_000_000)]);
+        let of_test = |connection| Transfer {
+            server: Some([10, 77, 0, 2].into()),
+            seen_as: Some([10, 77, 0, 3].into()),
+            ..transfer("test", 1, connection)
+        };
+        let mut other = transfer("bulk", 1, 1);
+        other.server = Some([10, 77, 0, 1].into());
+        let all = vec![other, of_test(1), of_test(2)];
+        let lines = paper_000(&samples(&trial, &report(all)), "here");
+        let expected = ",16,,native by relay1,10.77.0.2,server,here,";
+        assert!(
+            lines.speed_test.starts_with(expected),
+            "{}",
+            lines.speed_test
         );
     }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::sample::{WholeTransfer, whole_transfers};
+use super::sample::{WholeTransfer, host_of, whole_transfers};
 use crate::{
     experiments::{
         trial::{Drawn, Outcome, ProcessUse, Report, Trial},
@@ -32,6 +32,7 @@ pub fn metrics(trial: &Trial, report: &Report, extra: &[(String, f64)]) -> Vec<M
         return Vec::new();
     }
     let wholes = whole_transfers(&report.transfers);
+    let addresses = trial.topology.addresses();
     let mut found = Found::default();
     for whole in &wholes {
         let plan = trial
@@ -39,6 +40,8 @@ pub fn metrics(trial: &Trial, report: &Report, extra: &[(String, f64)]) -> Vec<M
             .iter()
             .find(|plan| plan.name == whole.workload);
         found.transfer(whole, plan);
+        let server = whole.server.and_then(|server| host_of(&addresses, server));
+        found.served(whole, plan, server);
     }
     found.repetition(report, &wholes);
     for (name, value) in extra {
@@ -112,6 +115,17 @@ impl Found {
                 Some(stem) => add(&format!("{stem}_ms"), Some(value / 1e3)),
                 None => add(name, Some(*value)),
             }
+        }
+    }
+
+    /// Which of several servers it was: 1 for that one, 0 for each other, so that means are shares.
+    fn served(&mut self, whole: &WholeTransfer, plan: Option<&Plan>, server: Option<&str>) {
+        let several = plan.map_or(&[][..], |plan| plan.among.as_slice());
+        let label = label(whole, plan);
+        for host in several.iter().filter(|_| !whole.failed) {
+            let chosen = f64::from(u8::from(server == Some(host.as_str())));
+            let name = format!("served_share:{host}");
+            self.add(Some((&label, whole.number)), &name, Some(chosen));
         }
     }
 
@@ -374,6 +388,31 @@ mod tests {
             found.iter().filter(same).count()
         };
         assert_eq!([of("get"), of("get1"), of("get2")], [2, 0, 0]);
+    }
+
+    #[test]
+    fn of_several_servers_each_has_its_share_of_the_transfers() {
+        let among = vec!["server".into(), "relay1".into()];
+        let plan = Plan {
+            among,
+            ..bulk("get", 2_000_000)
+        };
+        let mut far = transfer("get", 2, 1);
+        far.server = Some([10, 77, 0, 3].into());
+        let report = report(vec![transfer("get", 1, 1), far]);
+        let found = metrics(&trial(vec![plan]), &report, &[]);
+        let shares = |host: &str| {
+            let name = format!("served_share:{host}");
+            let of = found.iter().filter(|metric| metric.name == name);
+            of.map(|metric| metric.value).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (shares("server"), shares("relay1")),
+            (vec![1.0, 0.0], vec![0.0, 1.0])
+        );
+        let alone = metrics(&trial(vec![bulk("get", 2_000_000)]), &report, &[]);
+        let told = |metric: &Metric| metric.name.starts_with("served_share");
+        assert!(!alone.iter().any(told), "there was no choice");
     }
 
     #[test]

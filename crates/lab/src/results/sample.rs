@@ -1,10 +1,13 @@
 //! A sample: one connection of one transfer, with the run that it belongs to; and the whole of a transfer over its connections.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
-use crate::experiments::{
-    trial::{Key, Report, Trial},
-    workload::{Kind, Transfer},
+use crate::{
+    experiments::{
+        trial::{Key, Report, Trial},
+        workload::{Kind, Transfer},
+    },
+    topology::Addresses,
 };
 
 /// One connection of one transfer and where it came from.
@@ -18,7 +21,7 @@ pub struct Sample {
     pub seed: u64,
     /// The host that asked.
     pub client: String,
-    /// The host that served.
+    /// The host that served: of several the one that was chosen.
     pub target: String,
     /// The kind of workload, `download`, `udp-echo`, …; empty if the scenario does not have it any more.
     pub kind: String,
@@ -33,12 +36,7 @@ pub struct Sample {
 pub fn samples(trial: &Trial, report: &Report) -> Vec<Sample> {
     let run = trial.key.id();
     let addresses = trial.topology.addresses();
-    let egress = |transfer: &Transfer| {
-        let seen = transfer.seen_as?.to_canonical();
-        let mut hosts = addresses.iter();
-        let found = hosts.find(|(_, of)| seen == of.v4 || seen == of.v6);
-        found.map(|(host, _)| host.clone())
-    };
+    let host = |address: Option<IpAddr>| host_of(&addresses, address?).map(str::to_owned);
     let sample = |transfer: &Transfer| {
         let plan = trial
             .workloads
@@ -49,15 +47,25 @@ pub fn samples(trial: &Trial, report: &Report) -> Vec<Sample> {
             key: trial.key.clone(),
             seed: trial.seed,
             client: plan.map(|plan| plan.from.clone()).unwrap_or_default(),
-            target: plan.map(|plan| plan.to.clone()).unwrap_or_default(),
+            target: plan
+                .map(|plan| host(transfer.server).unwrap_or_else(|| plan.to.clone()))
+                .unwrap_or_default(),
             kind: plan
                 .map(|plan| name(&plan.kind).to_owned())
                 .unwrap_or_default(),
-            egress: egress(transfer).unwrap_or_default(),
+            egress: host(transfer.seen_as).unwrap_or_default(),
             transfer: transfer.clone(),
         }
     };
     report.transfers.iter().map(sample).collect()
+}
+
+/// The host of the network that has an address.
+pub(super) fn host_of(addresses: &BTreeMap<String, Addresses>, address: IpAddr) -> Option<&str> {
+    let address = address.to_canonical();
+    let mut hosts = addresses.iter();
+    let found = hosts.find(|(_, of)| address == of.v4 || address == of.v6);
+    found.map(|(host, _)| host.as_str())
 }
 
 /// The word for a kind of workload in scenario files.
@@ -84,6 +92,8 @@ pub struct WholeTransfer {
     pub number: u32,
     /// Whether any connection failed.
     pub failed: bool,
+    /// The address of its server, if it was given one.
+    pub server: Option<IpAddr>,
     /// Bytes asked for: to the server and from it.
     pub asked: [u64; 2],
     /// Bytes of payload moved.
@@ -152,6 +162,7 @@ fn join(group: &[&Transfer]) -> Option<WholeTransfer> {
         workload: parts.first()?.workload.clone(),
         number: parts.first()?.number,
         failed,
+        server: parts.first()?.server,
         asked: total(parts, |part| part.asked),
         moved: total(parts, |part| part.moved),
         first_byte: first.min(),
@@ -238,6 +249,22 @@ mod tests {
         let samples = samples(&trial, &examples::report(all.into()));
         let egresses: Vec<_> = samples.iter().map(|one| one.egress.as_str()).collect();
         assert_eq!(egresses, ["relay1", "client", "", ""]);
+    }
+
+    #[test]
+    fn the_server_of_a_sample_is_the_one_that_was_chosen() {
+        let plan = crate::experiments::workload::Plan {
+            among: vec!["server".into(), "relay1".into()],
+            ..examples::bulk("get", 1)
+        };
+        let served = |address: Option<[u8; 4]>| Transfer {
+            server: address.map(Into::into),
+            ..transfer("get", 1, 1)
+        };
+        let all = [Some([10, 77, 0, 3]), Some([10, 77, 0, 2]), None].map(served);
+        let samples = samples(&examples::trial(vec![plan]), &examples::report(all.into()));
+        let targets: Vec<_> = samples.iter().map(|one| one.target.as_str()).collect();
+        assert_eq!(targets, ["relay1", "server", "server"]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::{
 
 use super::{Lock, estimate, plan::wrong, progress::Estimate};
 use crate::{
+    emulator::distance::Distances,
     errors::Failure,
     experiments::{
         scenario::{Resolved, Scenario},
@@ -103,7 +104,7 @@ fn seconds(case: &Resolved) -> f64 {
 }
 
 fn duration(plan: &Plan, topology: &Topology) -> f64 {
-    let way = Way::between(topology, &plan.from, &plan.to);
+    let way = Way::between(topology, &plan.from, &server(plan, topology));
     match &plan.kind {
         Kind::Download(bulk) => bulk_seconds(bulk, way.down, way.round_trip),
         Kind::Upload(bulk) => bulk_seconds(bulk, way.up, way.round_trip),
@@ -144,6 +145,21 @@ fn duration(plan: &Plan, topology: &Topology) -> f64 {
             2.0 * way.round_trip + turns * way.round_trip + f64::from(*count) * passes(*bytes, rate)
         }
     }
+}
+
+/// The one of several servers that is nearest to the client itself.
+fn server(plan: &Plan, topology: &Topology) -> String {
+    let nearest = || {
+        let distances = Distances::of(topology).ok()?;
+        let nearest = distances.nearest(&plan.from, &plan.among)?;
+        Some(nearest.to_owned())
+    };
+    let nearest = if plan.among.is_empty() {
+        None
+    } else {
+        nearest()
+    };
+    nearest.unwrap_or_else(|| plan.to.clone())
 }
 
 fn bulk_seconds(bulk: &Bulk, rate: f64, round_trip: f64) -> f64 {
@@ -272,6 +288,30 @@ mod tests {
         }
         let echo = r#"workload = [{ kind = "udp-echo", count = 50, interval = "100ms", from = "client", to = "server" }]"#;
         assert!((expected(echo, "1Mbit") - 5.1).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_transfer_that_chooses_its_server_takes_as_long_as_from_the_nearest() {
+        let several = r#"workload = [{ kind = "download", bytes = "1MB", from = "client", to = ["server", "other"] }]"#;
+        // `other` is nearer, and narrower than the timeout allows.
+        assert_eq!(expected(several, "8Mbit"), 100.0);
+    }
+
+    #[test]
+    fn each_turn_of_a_rotation_has_a_time_of_its_own() {
+        let turning = r#"
+            rotation.time = ["3s", "7s"]
+            workload = [{ kind = "download", time = "{time}", from = "client", to = "server" }]
+        "#;
+        let scenario = scenario::parse("long.toml", &format!("{NETWORK}\n{turning}")).unwrap();
+        let times = Times::known(&scenario, None).unwrap();
+        let mut keys = scenario.keys();
+        keys.sort_by_key(|key| key.repetition);
+        let round = keys.chunks(3).map(|round| times.of(&round[0]) - AROUND);
+        let all: Vec<f64> = round
+            .map(|seconds| (seconds * 10.0).round() / 10.0)
+            .collect();
+        assert_eq!(all[..4], [3.2, 7.2, 3.2, 7.2]);
     }
 
     #[test]

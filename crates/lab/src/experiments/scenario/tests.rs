@@ -385,6 +385,17 @@ fn a_workload_goes_from_client_to_server_unless_it_says_otherwise() {
 }
 
 #[test]
+fn a_speed_test_has_several_servers_and_asks_the_first_where_it_is_seen() {
+    let plans = workloads(
+        "[[workload]]\nkind = 'upload'\ntime = '1s'\nto = ['server', 'client{2}']\n\
+         [[workload]]\nkind = 'download'\nbytes = 1\nto = ['server']",
+    );
+    assert_eq!(plans[0].to, "server");
+    assert_eq!(plans[0].among, ["server", "client2"]);
+    assert_eq!((plans[1].to.as_str(), plans[1].among.len()), ("server", 0));
+}
+
+#[test]
 fn every_kind_of_workload_can_be_written() {
     let plans = workloads(
         "[[workload]]\nkind = 'download'\ntime = '10s'\nconnections = 8\ncount = 2\npause = '1s'\n\

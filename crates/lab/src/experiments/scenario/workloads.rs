@@ -103,21 +103,30 @@ fn workload(entry: Reader<'_>, topology: &Topology) -> Option<Plan> {
         None => word.to_owned(),
     };
     let from = host(entry, "from", "client", topology);
-    let to = host(entry, "to", "server", topology);
+    let servers = servers(entry, topology);
+    let to = servers.as_ref().and_then(|servers| servers.first());
     let kind = kind(word, entry);
     let resolver = match entry.table.node("resolver") {
         Some(_) => Some(host(entry, "resolver", "resolver", topology)?),
         // Pages have names.
-        None => to.clone().filter(|_| word == "browse"),
+        None => to.cloned().filter(|_| word == "browse"),
     };
-    let (from, to, kind) = (from?, to?, kind?);
+    let (from, servers, kind) = (from?, servers?, kind?);
+    let to = servers.first()?.clone();
     let (stall, timeout) = match &kind {
         Kind::Browse(_) => (BROWSER, PAGE),
         _ => (Plan::STALL, Plan::TIMEOUT),
     };
-    if from == to {
+    if servers.contains(&from) {
         let what = format!("it goes from {} to itself", quoted(&from));
         entry.wrong("to", what, "another host");
+    }
+    let several = servers.len() > 1;
+    if several && !matches!(kind, Kind::Download(_) | Kind::Upload(_)) {
+        let what = "only downloads and uploads choose among servers";
+        entry.wrong("to", what, "one host");
+    } else if several && resolver.is_some() {
+        entry.wrong("resolver", "names lead to one server", "one host in `to`");
     }
     Some(Plan {
         counted_as: counted_as(entry, &name),
@@ -127,6 +136,7 @@ fn workload(entry: Reader<'_>, topology: &Topology) -> Option<Plan> {
         from,
         to,
         resolver,
+        among: if several { servers } else { Vec::new() },
         direct: entry.flag("direct", false),
         may_fail: entry.flag("may_fail", false),
         stall: entry.read("stall", some_time).unwrap_or(stall),
@@ -182,6 +192,33 @@ fn counted_as(entry: Reader<'_>, own: &str) -> Option<String> {
         let what = format!("the name {} does not begin with it", quoted(own));
         Err(Wrong::new(what, "a beginning of the workload's name"))
     })
+}
+
+/// `to`: a host, or a list of those that transfers choose among.
+fn servers(entry: Reader<'_>, topology: &Topology) -> Option<Vec<String>> {
+    let list = match entry.table.node("to") {
+        Some(_) => entry.value("to")?,
+        None => return host(entry, "to", "server", topology).map(|host| vec![host]),
+    };
+    let Value::List(list) = &list.value else {
+        return host(entry, "to", "server", topology).map(|host| vec![host]);
+    };
+    let mut hosts = Vec::new();
+    for value in list {
+        let known = name(value).and_then(|host| host_of(topology, &host).map(|()| host));
+        match known {
+            Ok(host) if hosts.contains(&host) => {
+                let what = format!("{} is there twice", quoted(&host));
+                entry.wrong("to", what, "each host once");
+            }
+            Ok(host) => hosts.push(host),
+            Err(wrong) => entry.refuse("to", wrong),
+        }
+    }
+    if list.is_empty() {
+        entry.wrong("to", "the list is empty", "at least one host");
+    }
+    (!hosts.is_empty()).then_some(hosts)
 }
 
 fn host(entry: Reader<'_>, key: &str, default: &str, topology: &Topology) -> Option<String> {

@@ -2,9 +2,10 @@
 //! each workload, group after group, those of a group together, each at its time. Between two words of theirs, one looks whether all else works.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     io::{self, BufRead, BufReader, Read, Write},
+    net::IpAddr,
     os::fd::AsFd,
     path::PathBuf,
     process::{ChildStdin, ChildStdout, Stdio},
@@ -21,6 +22,7 @@ use rustix::{
 
 use super::{failed, inside};
 use crate::{
+    emulator::distance::Distances,
     experiments::{
         subject::WayIn,
         trial::{Outcome, ProcessUse, Trial},
@@ -175,6 +177,7 @@ fn order(site: Site<'_>, plan: &Plan) -> io::Result<Order> {
     Ok(Order {
         plan: plan.clone(),
         way: way_in.map_or(Way::Direct, |way| way.way.clone()),
+        nearest: nearest(site.trial, plan, target.as_deref())?,
         target: target.unwrap_or(own),
         fresh_names,
         ports: Ports::default(),
@@ -183,6 +186,24 @@ fn order(site: Site<'_>, plan: &Plan) -> io::Result<Order> {
         interface: None,
         surroundings: surroundings(site.trial, plan)?,
     })
+}
+
+/// Which of several servers is nearest to each host of the network, should the client be seen there.
+fn nearest(
+    trial: &Trial,
+    plan: &Plan,
+    target: Option<&str>,
+) -> io::Result<BTreeMap<IpAddr, IpAddr>> {
+    match (plan.among.is_empty(), target) {
+        (true, _) => Ok(BTreeMap::new()),
+        (false, None) => {
+            let distances = Distances::of(&trial.topology).map_err(io::Error::other)?;
+            Ok(distances.nearest_to_each(&plan.among))
+        }
+        (false, Some(_)) => Err(io::Error::other(
+            "the subject's way in has a target of its own: there is no choice among servers",
+        )),
+    }
 }
 
 /// What a browser finds: made when its workload begins.
@@ -449,7 +470,7 @@ fn check_cover(site: Site<'_>, plan: &Plan, transfer: &Transfer) -> Result<(), O
     }
 }
 
-fn is_of(seen: std::net::IpAddr, own: Addresses) -> bool {
+fn is_of(seen: IpAddr, own: Addresses) -> bool {
     seen == own.v4 || seen == own.v6
 }
 
@@ -478,11 +499,9 @@ struct Server {
 impl Servers {
     /// Starts them all, then waits until all are ready.
     pub(super) fn start(trial: &Trial, lab: &Lab) -> Result<Self, Outcome> {
-        let mut hosts: BTreeSet<&str> = trial
-            .workloads
-            .iter()
-            .map(|plan| plan.to.as_str())
-            .collect();
+        let plans = trial.workloads.iter();
+        let all = plans.flat_map(|plan| plan.among.iter().chain([&plan.to]));
+        let mut hosts: BTreeSet<&str> = all.map(String::as_str).collect();
         hosts.extend(resolver(trial));
         let served = served(trial, lab)
             .map_err(|error| failed("making the authority of the pages", error.to_string(), ""))?;

@@ -56,6 +56,7 @@ mod tests {
             workload: workload.into(),
             number,
             failed: first_byte.is_none(),
+            server: None,
             asked: [0; 2],
             moved: [0; 2],
             first_byte,

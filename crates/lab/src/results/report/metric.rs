@@ -52,7 +52,7 @@ macro_rules! known {
 }
 
 /// In the order of the page.
-const KNOWN: [Known; 26] = known! {
+const KNOWN: [Known; 27] = known! {
     "page_load_s" "Page load" Seconds Lower true;
     "goodput_bps" "Goodput" BitsPerSecond Higher true;
     "ttfb_s" "Time to first byte" Seconds Lower true;
@@ -70,6 +70,7 @@ const KNOWN: [Known; 26] = known! {
     "ack_frames_per_packet" "Tunnel ACK frames per data packet" Count Lower true;
     "rounds_stalled_share" "Rounds in which so many clients stalled" Share Neither false;
     "failed_share" "Transfers that failed, mean share" Share Lower true;
+    "served_share" "Transfers by server, share" Share Neither false;
     "cpu_s_per_gb" "Processor time per GB" SecondsPerGigabyte Lower true;
     "power_w" "Power" Watts Lower true;
     "busy_cores" "Processors kept busy" Count Lower false;
@@ -102,7 +103,7 @@ pub(super) fn meaning(name: &str) -> Meaning {
         },
         key: known.4 && part.is_none(),
         statistic: match base {
-            "failed_share" | "rounds_stalled_share" => Statistic::Mean,
+            "failed_share" | "rounds_stalled_share" | "served_share" => Statistic::Mean,
             _ => Statistic::Median,
         },
         rank: rank + u8::from(part.is_some()),

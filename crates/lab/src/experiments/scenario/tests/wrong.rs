@@ -77,6 +77,21 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     ),
     (
         "bytes = \"1MB\"",
+        "bytes = \"1MB\"\nto = [\"server\", \"relay\"]",
+        "workload[0].to: \"relay\" is not a host: did you mean \"relay1\"?",
+    ),
+    (
+        "bytes = \"1MB\"",
+        "bytes = \"1MB\"\nto = [\"server\", \"server\"]",
+        "workload[0].to: \"server\" is there twice: each host once",
+    ),
+    (
+        "kind = \"download\"\nbytes = \"1MB\"",
+        "kind = \"request\"\nto = [\"server\", \"relay1\"]",
+        "workload[0].to: only downloads and uploads choose among servers: one host",
+    ),
+    (
+        "bytes = \"1MB\"",
         "",
         "workload[0]: the key \"bytes\" is missing: bytes = \"2MB\", or time = \"10s\"",
     ),

@@ -1,10 +1,11 @@
 //! The process `hoplite-lab __work`: an order as a line of JSON on stdin, transfers as lines of JSON on stdout as they end.
 //! It ends well even if transfers fail: they say so themselves. Only an order that is none is a failure.
 //!
-//! Here are also the transfers over TCP as a client runs them, downloads and uploads over one or several connections, rounds, schedules; and what
-//! clients draw: one stream of random numbers for each transfer, so that one more transfer changes none of the others.
+//! Here are also the transfers over TCP as a client runs them, downloads and uploads over one or several connections, rounds, schedules; from which
+//! of several servers, as speed tests choose theirs; and what clients draw: one stream of random numbers for each transfer, so that one more transfer changes none of the others.
 
 use std::{
+    borrow::Cow,
     io::{self, BufRead, Write},
     time::Duration,
 };
@@ -113,10 +114,48 @@ pub(crate) async fn transfers(
         let mut random = Random::stream(order.seed, &order.plan.name, number.into());
         let token = random.login();
         let heads: Vec<_> = heads(bulk, up, &mut random).collect();
-        together(order, number, &heads, &token, out).await?;
+        match located(order, random.next(), &token).await {
+            Ok(order) => together(&order, number, &heads, &token, out).await?,
+            Err(error) => out(unlocated(order, number, &heads, error))?,
+        }
         pause(bulk.pause, number < bulk.count).await;
     }
     Ok(())
+}
+
+/// The order to the server that is nearest to where the client is seen from: by the same way and with the same token as the transfer, whose time
+/// has not begun.
+async fn located<'a>(
+    order: &'a Order,
+    echo: u64,
+    token: &Login,
+) -> Result<Cow<'a, Order>, TransferError> {
+    if order.nearest.is_empty() {
+        return Ok(Cow::Borrowed(order));
+    }
+    // A payload of one byte: the protocol has no smaller one.
+    let head = Head {
+        down: Some(1),
+        token: echo,
+        ..Head::default()
+    };
+    let (record, outcome) = one(order, &job(order, head), token).await;
+    outcome?;
+    let seen = record.seen_as.map(|seen| seen.to_canonical());
+    let nearest = seen.and_then(|seen| order.nearest.get(&seen));
+    let unknown = "no host of the network has the address that the server saw: none is nearest";
+    let nearest = nearest.ok_or_else(|| Fault::Misc.because(unknown))?;
+    Ok(Cow::Owned(Order {
+        target: nearest.to_string(),
+        ..order.clone()
+    }))
+}
+
+/// A transfer that knew no server.
+fn unlocated(order: &Order, number: u32, heads: &[Head], error: TransferError) -> Transfer {
+    let size = |side: fn(&Head) -> Option<u64>| heads.iter().filter_map(side).sum::<u64>();
+    let record = Record::start([size(|head| head.up), size(|head| head.down)]);
+    record.transfer(order, number, u16::from(heads.len() == 1), Err(error))
 }
 
 /// The share of each connection.

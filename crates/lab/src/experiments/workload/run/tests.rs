@@ -1,6 +1,6 @@
 //! What a researcher sees of workloads: sizes, phases, and the right word when something fails.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use hoplite_wire::socks::ReplyCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -95,6 +95,45 @@ fn several_connections_share_the_size_and_are_summed_up() {
             }
         }
     });
+}
+
+#[test]
+fn each_transfer_goes_to_the_server_that_is_nearest_to_where_it_is_seen_from() {
+    block_on(async {
+        let ports = serve();
+        let [first, near]: [IpAddr; 2] = ["127.0.0.1", "127.0.0.2"].map(|ip| ip.parse().unwrap());
+        for (connections, transfers) in [(1, 2), (2, 6)] {
+            let bulk = crate::experiments::workload::Bulk {
+                connections,
+                count: 2,
+                ..bulk(1000)
+            };
+            let mut order = order(Kind::Upload(bulk), ports);
+            order.nearest = [(first, near)].into();
+            let done = work(&order).await;
+            assert_eq!(done.len(), transfers);
+            done.iter().for_each(assert_complete);
+            assert!(done.iter().all(|transfer| transfer.server == Some(near)));
+            order.nearest = [(near, near)].into();
+            let done = work(&order).await;
+            let faults: Vec<_> = done.iter().map(fault).collect();
+            assert_eq!(
+                faults,
+                ["MISC", "MISC"],
+                "where it is seen from nobody knows"
+            );
+            order.ports.transfer = closed_port().await;
+            let done = work(&order).await;
+            let faults: Vec<_> = done.iter().map(fault).collect();
+            assert_eq!(faults, ["CONNECT", "CONNECT"], "nobody can be asked");
+            assert!(done.iter().all(|transfer| transfer.asked == [1000, 0]));
+        }
+    });
+}
+
+/// A port that nobody listens on.
+async fn closed_port() -> u16 {
+    listen().await.1.port()
 }
 
 #[test]
