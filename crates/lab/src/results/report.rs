@@ -3,13 +3,15 @@
 //!
 //! ```text
 //! store ──▶ data ──▶ compare ──▶ page, json
-//!             │          └─────▶ figures: scene ──▶ svg, png
+//!             ▲          └─────▶ figures: scene ──▶ svg, png
+//!             └ by egress
+//! samples ──▶ ┴ export: Parquet, CSV, OnionPerf
 //! features ─▶ recognise ─▶ page, CSV
-//! samples ──▶ export: Parquet, CSV, OnionPerf
 //! ```
 
 mod compare;
 mod data;
+mod egress;
 #[cfg(test)]
 mod example;
 mod figures;
@@ -36,6 +38,7 @@ use serde_json::{Value, json};
 use self::{
     compare::{Judgement, Ratio, Summary, judge},
     data::{Data, GroupKey},
+    egress::Egresses,
     figures::slug,
     findings::Ours,
 };
@@ -78,8 +81,13 @@ fn make(directory: &Path, asked: Option<&str>) -> Result<(Data, Judgement, PathB
     let store = Store::read(directory)?;
     let mut data = Data::read(&store)?;
     let baseline = baseline(&data, asked)?;
-    let judgement = judge(&data, baseline);
     let found = write_exports(&data, directory)?;
+    if found.egresses.differ() {
+        let mut metrics = store.metrics()?;
+        metrics.extend(found.egresses.parts(&metrics, &data.runs));
+        data = data.with(metrics);
+    }
+    let judgement = judge(&data, baseline);
     data.failed = found.failed;
     let figures = figures::figures(&data, &judgement);
     figures::write(&figures, directory)?;
@@ -148,10 +156,11 @@ fn unwritten(path: &Path, error: &io::Error) -> Failure {
 // Samples in the formats of others: `transfers.parquet`, OnionPerf's CSV and analysis JSON, paper 000's CSVs.
 // Samples are read repetition by repetition; those of one case and subject are in memory at once, for OnionPerf's documents.
 
-/// Transfers that failed, by case, subject and workload, and files that are missing or cannot be read.
+/// Transfers that failed, by case, subject and workload; by which hosts they left; and files that are missing or cannot be read.
 #[derive(Debug, Default)]
 struct Exported {
     failed: BTreeMap<(usize, usize, String), usize>,
+    egresses: Egresses,
     unread: Vec<String>,
 }
 
@@ -233,6 +242,9 @@ impl Exports {
                 Ok(samples) => {
                     self.repetition(&samples, &title, &place)?;
                     self.count(&samples, (case, subject));
+                    samples
+                        .iter()
+                        .for_each(|sample| self.found.egresses.note(sample));
                     all.extend(samples);
                 }
                 Err(error) => self.found.unread.push(error.to_string()),

@@ -338,7 +338,9 @@ pub(crate) mod examples {
             },
             seed: 7,
             topology: Topology {
-                nodes: ["client", "server", "relay1"].map(Node::host).into(),
+                nodes: ["client", "server", "relay1", "relay2"]
+                    .map(Node::host)
+                    .into(),
                 links: Vec::new(),
             },
             subject: subject::Plan::default(),

@@ -112,7 +112,7 @@ impl Data {
         Ok(data.with(store.metrics()?))
     }
 
-    /// Sorts the figures in.
+    /// Sorts the figures in, instead of those that were.
     pub(super) fn with(mut self, metrics: Vec<(String, Metric)>) -> Self {
         self.cases = ordered(
             &self.campaign.cases,
@@ -131,6 +131,7 @@ impl Data {
     }
 
     fn sort_in(&mut self, metrics: Vec<(String, Metric)>) {
+        self.groups.clear();
         let valid = self.runs.iter().filter(|run| run.verdict == Verdict::Ok);
         let began: BTreeMap<(&str, u32), f64> = self
             .attempts
@@ -284,6 +285,26 @@ impl Data {
             self.family.iter().position(|of| *of == family)
         };
         self.subject(name).or_else(family)
+    }
+
+    /// The measures of the same by single egresses, with these, in the order of their names.
+    pub(super) fn by_egress(&self, measure: usize) -> Vec<(usize, &str)> {
+        let Some(whole) = self
+            .measures
+            .get(measure)
+            .filter(|of| of.workload.is_some())
+        else {
+            return Vec::new();
+        };
+        let mut parts = Vec::new();
+        for (place, of) in self.measures.iter().enumerate() {
+            let rest = of.metric.strip_prefix(&whole.metric);
+            let egress = rest.and_then(|rest| rest.strip_prefix(':'));
+            let egress = egress.filter(|_| of.workload == whole.workload);
+            parts.extend(egress.map(|egress| (place, egress)));
+        }
+        parts.sort_by_key(|(_, egress)| *egress);
+        parts
     }
 
     /// Cases that have values of a measure.

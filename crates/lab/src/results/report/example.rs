@@ -29,6 +29,8 @@ pub(crate) struct Example {
     pub(crate) broken: Option<&'static str>,
     /// Whether somebody looked at the pattern of packets: tor's follows the hops, the others' does not.
     pub(crate) watched: bool,
+    /// Whether Hoplite leaves by another relay in every second repetition.
+    pub(crate) rotating: bool,
 }
 
 impl Default for Example {
@@ -39,6 +41,7 @@ impl Default for Example {
             rates: vec!["10Mbit"],
             broken: None,
             watched: false,
+            rotating: false,
         }
     }
 }
@@ -226,8 +229,13 @@ fn made_up_trial(key: &Key) -> Trial {
     trial
 }
 
-fn made_up_samples(key: &Key) -> Vec<Sample> {
-    samples(&made_up_trial(key), &report(vec![made_up_transfer(key)]))
+fn made_up_samples(key: &Key, rotating: bool) -> Vec<Sample> {
+    let mut one = made_up_transfer(key);
+    if rotating && key.subject.starts_with("hoplite") {
+        let last = if key.repetition % 2 == 1 { 3 } else { 4 };
+        one.seen_as = Some([10, 77, 0, last].into());
+    }
+    samples(&made_up_trial(key), &report(vec![one]))
 }
 
 fn made_up_metrics(key: &Key, watched: bool) -> Vec<Metric> {
@@ -384,7 +392,8 @@ pub(crate) fn directory(example: &Example, directory: &Path) {
                 .join(format!("{}.parquet", finished.run.id));
             let mut file =
                 parquet::Writer::create(&path, key.case.keys().cloned().collect()).unwrap();
-            file.append(&made_up_samples(key)).unwrap();
+            file.append(&made_up_samples(key, example.rotating))
+                .unwrap();
             file.close().unwrap();
         }
         store.adopt(&finished, &before).unwrap();

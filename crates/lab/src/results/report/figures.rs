@@ -149,11 +149,14 @@ impl Figures {
         }
     }
 
-    /// One for each case.
+    /// One for each case, and one by egress where there are several.
     fn add_distributions(&mut self, data: &Data, (measure, of): (usize, &Measure), unit: Unit) {
         for case in data.cases_of(measure) {
             let title = format!("ecdf {} {}", of.title(), data.case_title(case));
             let scene = plots::ecdf_plot(data, measure, case, unit);
+            self.add(&title, FigureKind::Ecdf, Some(measure), scene);
+            let title = format!("ecdf by egress {} {}", of.title(), data.case_title(case));
+            let scene = plots::ecdf_by_egress(data, measure, case, unit);
             self.add(&title, FigureKind::Ecdf, Some(measure), scene);
         }
     }

@@ -258,20 +258,80 @@ impl Strip<'_> {
 
 const NARROW: f64 = 440.0;
 
+/// A line of the figure.
+struct Curve {
+    name: String,
+    series: usize,
+    values: Vec<f64>,
+}
+
 /// The figure; `None` if no subject has a value.
 pub(super) fn ecdf_plot(data: &Data, measure: usize, case: usize, unit: Unit) -> Option<Scene> {
-    let subjects = data.present(measure, case);
+    let subjects = data.present(measure, case).into_iter();
+    let curve = |subject| whole(data, (measure, case, subject));
+    distributions(
+        data,
+        (measure, case),
+        unit,
+        &subjects.map(curve).collect::<Vec<_>>(),
+    )
+}
+
+/// Of a subject.
+fn whole(data: &Data, (measure, case, subject): (usize, usize, usize)) -> Curve {
+    Curve {
+        name: data.label(subject).to_owned(),
+        series: data.series(subject),
+        values: data.values(GroupKey {
+            measure,
+            case,
+            subject,
+        }),
+    }
+}
+
+/// The figure with a line for each egress of a subject; `None` if no subject has several here.
+pub(super) fn ecdf_by_egress(
+    data: &Data,
+    measure: usize,
+    case: usize,
+    unit: Unit,
+) -> Option<Scene> {
+    let parts = data.by_egress(measure);
+    let (mut curves, mut series, mut several) = (Vec::new(), data.families.len(), false);
+    for subject in data.present(measure, case) {
+        let before = curves.len();
+        for (measure, egress) in &parts {
+            let part = whole(data, (*measure, case, subject));
+            if !part.values.is_empty() {
+                let name = format!("{} by {egress}", part.name);
+                curves.push(Curve {
+                    name,
+                    series,
+                    ..part
+                });
+                series += 1;
+            }
+        }
+        several |= curves.len() > before + 1;
+        if curves.len() == before {
+            curves.push(whole(data, (measure, case, subject)));
+        }
+    }
+    several
+        .then(|| distributions(data, (measure, case), unit, &curves))
+        .flatten()
+}
+
+fn distributions(
+    data: &Data,
+    (measure, case): (usize, usize),
+    unit: Unit,
+    curves: &[Curve],
+) -> Option<Scene> {
     let of = data.measures.get(measure)?;
-    let places = subjects.iter().map(|subject| GroupKey {
-        measure,
-        case,
-        subject: *subject,
-    });
-    let all: Vec<(usize, Vec<f64>)> = places
-        .map(|place| (place.subject, data.values(place)))
-        .collect();
     let x = Axis::over(
-        all.iter().flat_map(|(_, values)| values.iter().copied()),
+        curves.iter().flat_map(|curve| curve.values.iter().copied()),
         unit,
         &of.meaning.title,
     );
@@ -283,9 +343,9 @@ pub(super) fn ecdf_plot(data: &Data, measure: usize, case: usize, unit: Unit) ->
         scene.text((12.0, top + 14.0), &case, 12.0, Paint::Ink, Anchor::Start);
         top += 18.0;
     }
-    let names: Vec<(String, usize)> = subjects
+    let names: Vec<(String, usize)> = curves
         .iter()
-        .map(|subject| (data.label(*subject).to_owned(), data.series(*subject)))
+        .map(|curve| (curve.name.clone(), curve.series))
         .collect();
     top += legend(&mut scene, (12.0, top + 14.0), NARROW - 24.0, &names) + 8.0;
     scene.height = top + 190.0 + 48.0;
@@ -299,13 +359,12 @@ pub(super) fn ecdf_plot(data: &Data, measure: usize, case: usize, unit: Unit) ->
         y,
     };
     frame.draw(&mut scene);
-    for (subject, values) in &all {
-        let series = data.series(*subject);
+    for curve in curves {
         scene.line(
-            &steps(&frame, values),
-            Paint::Series(series),
+            &steps(&frame, &curve.values),
+            Paint::Series(curve.series),
             2.2,
-            Dash::of(series),
+            Dash::of(curve.series),
         );
     }
     Some(scene)

@@ -48,6 +48,50 @@ fn a_directory_becomes_a_page_with_its_figures_and_exports() {
 }
 
 #[test]
+fn a_subject_that_left_by_several_relays_has_its_figures_by_each() {
+    let dir = tempfile::tempdir().unwrap();
+    let example = Example {
+        rotating: true,
+        ..Example::default()
+    };
+    directory(&example, dir.path());
+    let (data, judgement, _) = make(dir.path(), None).unwrap();
+    let lines = lines(&data, &judgement);
+    let n = |metric: &str, subject: &str| {
+        let same = |line: &&Value| line["metric"] == metric && line["subject"] == subject;
+        let mut of = lines.iter().filter(same);
+        of.find(|line| line["p95"].is_number())
+            .map(|line| line["n"].as_u64().unwrap())
+    };
+    assert_eq!(n("goodput_bps", "hoplite-2"), Some(10));
+    assert_eq!(n("goodput_bps:relay1", "hoplite-2"), Some(5));
+    assert_eq!(n("goodput_bps:relay2", "hoplite-2"), Some(5));
+    assert_eq!(n("goodput_bps:relay1", "tor"), None, "seen as itself");
+    assert_eq!(n("goodput_bps", "native"), Some(10));
+    let judged = |line: &&Value| line["p_holm"].is_number();
+    let by_relay = |line: &Value| line["metric"].as_str().unwrap().contains(":relay");
+    assert!(
+        !lines.iter().filter(judged).any(by_relay),
+        "nobody is better by a part"
+    );
+    let figures = dir.path().join("figures");
+    assert!(figures.join("ecdf-by-egress-goodput-get.svg").exists());
+    let plain = example_figures(&Example::default());
+    assert!(!plain.iter().any(|name| name.contains("by-egress")));
+}
+
+/// Files of the figures of an example.
+fn example_figures(example: &Example) -> Vec<String> {
+    let dir = tempfile::tempdir().unwrap();
+    directory(example, dir.path());
+    make(dir.path(), None).unwrap();
+    let files = fs::read_dir(dir.path().join("figures")).unwrap();
+    files
+        .map(|file| file.unwrap().file_name().into_string().unwrap())
+        .collect()
+}
+
+#[test]
 fn a_report_is_the_same_every_time() {
     let dir = example(6);
     let once = || {
