@@ -22,9 +22,9 @@ macro_rules! built_in {
 }
 
 /// Built-in scenarios, in the order of `list`.
-pub(crate) const SCENARIOS: [(&str, &str); 27] = built_in!(
+pub(crate) const SCENARIOS: [(&str, &str); 28] = built_in!(
     "scenarios": "smoke", "ack-cascade", "ack-policies", "ack-loss", "ack-cross-traffic", "ack-upload", "ack-bbr",
-    "ack-cost", "ack-fingerprint", "private-relay", "browse", "mobile", "onion-1", "onion-2", "onion-3", "onion-4", "onion-5",
+    "ack-cost", "ack-fingerprint", "private-relay", "browse", "udp-blocked", "mobile", "onion-1", "onion-2", "onion-3", "onion-4", "onion-5",
     "onion-cold", "onion-positions", "onion-rivals", "throughput", "decomposition", "device", "power", "sharing", "first-byte", "calls"
 );
 
