@@ -1,7 +1,9 @@
 """The lab held against other people's instruments: ping and iperf3 through its links, distributions from its captures, a competitor by TOML
-alone, campaigns killed and resumed, a user who is not root, the report in a real browser. Needs no root, but is more exact with it."""
+alone, an egress that changes and the servers that follow it, campaigns killed and resumed, a user who is not root, the report in a real browser.
+Needs no root, but is more exact with it."""
 
 import collections
+import csv
 import json
 import math
 import os
@@ -367,6 +369,120 @@ def resumed(scratch, checks):
     return out
 
 
+# --- a relay whose egress changes ---------------------------------------------------------------------------------------------------------
+
+# What `private-relay` draws, at rates that any machine holds: the second repetition leaves by a place with a server and a node of its own, and little
+# bandwidth; without a relay the way to the node that is nearest is narrow.
+SITES = """
+repetitions = 2
+timeout = "90s"
+baseline = "native"
+[matrix]
+udp = ["passes", "blocked"]
+[rotation]
+egress = ["relay2", "relay3"]
+[[host]]
+name = "client"
+[[host]]
+name = "relay{i}"
+repeat = 3
+[[host]]
+name = "server{i + 1}"
+repeat = 2
+[[host]]
+name = "node{i}"
+repeat = 2
+[[router]]
+name = "core"
+[[router]]
+name = "place"
+[[link]]
+name = "access"
+ends = ["client", "core"]
+rate = "20Mbit"
+delay = "2ms"
+queue = "100kB"
+udp = "{udp == 'passes'}"
+[[link]]
+ends = ["core", "place"]
+delay = "5ms"
+[[link]]
+ends = ["relay{i}", "core"]
+repeat = 2
+delay = "1ms"
+[[link]]
+ends = ["relay3", "place"]
+rate = "6Mbit"
+queue = "100kB"
+[[link]]
+ends = ["server2", "core"]
+[[link]]
+ends = ["server3", "place"]
+[[link]]
+name = "narrow"
+ends = ["node1", "core"]
+rate = "2Mbit"
+delay = "2ms"
+queue = "50kB"
+[[link]]
+ends = ["node2", "place"]
+[[subject]]
+use = "native"
+[[subject]]
+use = "hoplite"
+label = "hoplite-2"
+with = { hops = 2, relays = 3, paths = [["relay1", "{egress}"]] }
+[[workload]]
+name = "speed"
+kind = "download"
+to = ["server2", "server3"]
+bytes = "2MB"
+connections = 3
+[[workload]]
+name = "bulk"
+kind = "download"
+to = ["node1", "node2"]
+bytes = "500kB"
+group = "2"
+"""
+
+
+def sites(scratch, checks):
+    out = scratch.run(scratch.scenario("sites", SITES), timeout=900)
+    rows = [row for row in scratch.report(out) if "p95" in row and row["workload"]]
+
+    def values(metric, subject, workload):
+        return {row["case"]["udp"]: row["mean"] if row["statistic"] == "mean" else row["median"]
+                for row in rows if (row["metric"], row["subject"], row["workload"]) == (metric, subject, workload)}
+    by = {egress: values(f"goodput_bps:{egress}", "hoplite-2", "speed") for egress in ("relay2", "relay3")}
+    print(f"     by egress, in bit/s: {by}")
+    checks.check("a speed test's figures are there by egress, the narrow one's below its rate, the other's above",
+                 all(by["relay3"].get(udp, 9e9) < 6e6 < by["relay2"].get(udp, 0) for udp in ("passes", "blocked")), by)
+    checks.check("native has no egress to be told apart by", not values("goodput_bps:client", "native", "speed"))
+    shares = {subject: [values(f"served_share:server{i}", subject, "speed").get("passes") for i in (2, 3)] for subject in ("native", "hoplite-2")}
+    checks.check("its server is near the client without a relay, and near the egress of each repetition with it",
+                 shares == {"native": [1, 0], "hoplite-2": [0.5, 0.5]}, shares)
+    told = {(row["organization"], row["sponsor"]) for row in csv.DictReader((out / "export/speedtest.csv").open())}
+    checks.check("each line of the export has egress and server",
+                 told == {("native", "server2"), ("hoplite-2 by relay2", "server2"), ("hoplite-2 by relay3", "server3")}, told)
+    bulk = {subject: values("goodput_bps", subject, "bulk") for subject in ("native", "hoplite-2")}
+    print(f"     bulk, in bit/s: {bulk}")
+    checks.check("the native route is narrow", all(0 < rate < 2e6 for rate in bulk["native"].values()), bulk)
+    served = {values(f"served_share:node{i}", "hoplite-2", "bulk").get("passes") for i in (1, 2)}
+    checks.check("half of what goes by a relay takes the other one, and is faster than any on it", served == {0.5}
+                 and values("goodput_bps:relay3", "hoplite-2", "bulk").get("passes", 0) > 2e6, (served, bulk))
+    database = sqlite3.connect(f"file:{out}/results.sqlite?mode=ro", uri=True)
+    dropped = collections.Counter()
+    for case, subject, drops in database.execute("select parameters, subject, drops from run join link on run.id = link.run where name = 'access>'"):
+        dropped[json.loads(case)["udp"], subject] += json.loads(drops).get("udp", 0)
+    print(f"     packets of UDP that were dropped: {dict(dropped)}")
+    checks.check("where UDP is blocked a client tries it, and does without",
+                 dropped["blocked", "hoplite-2"] > 0 and sum(dropped.values()) == dropped["blocked", "hoplite-2"], dropped)
+    checks.check("and nothing failed", verdicts(out) == {"ok": 8}, verdicts(out))
+    figures = [path.name for path in (out / "figures").glob("ecdf-by-egress-*.svg")]
+    checks.check("distributions are drawn by egress", any("goodput-speed" in name for name in figures), figures)
+
+
 # --- a user who is not root --------------------------------------------------------------------------------------------------------------
 
 # In a mount namespace of one's own: /dev/net/tun with the mode $1, then the rest of the command line.
@@ -521,7 +637,7 @@ def main():
         checks.done()
     scratch = Scratch()
     print(f"     results in {scratch.path}")
-    for part in (instruments, distributions, competitor, unprivileged):
+    for part in (instruments, distributions, competitor, sites, unprivileged):
         checks.attempt(part.__name__, lambda: part(scratch, checks))
     out = None
 

@@ -10,6 +10,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    net::IpAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -169,6 +170,34 @@ fn failure(report: &Report) -> (&str, &str, &str) {
         Outcome::Failed { doing, why, log } => (doing, why, log),
         Outcome::Done => panic!("it went well"),
     }
+}
+
+#[test]
+fn a_download_among_several_servers_is_with_the_nearest_though_another_is_asked_first() {
+    let Some((_directory, mut trial)) = prepared() else {
+        return;
+    };
+    let far = Direction {
+        delay: Duration::from_millis(20),
+        ..Direction::default()
+    };
+    trial.topology.links[0].forward = far.clone();
+    trial.topology.links[0].back = far;
+    trial.topology.nodes.push(Node::host("near"));
+    let near = Link::between("client", "near", &Direction::default());
+    trial.topology.links.push(near);
+    let among = ["server", "near"].map(String::from);
+    trial.workloads = vec![workload::Plan {
+        among: among.into(),
+        ..download("fetch")
+    }];
+    let report = attempt(&trial);
+    assert_eq!(report.outcome, Outcome::Done);
+    let near = IpAddr::from(trial.topology.addresses()["near"].v4);
+    let servers: Vec<_> = report.transfers.iter().map(|t| t.server).collect();
+    assert_eq!(servers, [Some(near), Some(near)]);
+    let names: BTreeSet<_> = report.processes.iter().map(|p| p.name.as_str()).collect();
+    assert!(names.contains("serve:server") && names.contains("serve:near"));
 }
 
 #[test]
