@@ -18,7 +18,7 @@ use crate::{
     experiments::{
         scenario::{
             self,
-            subject_file::{Needs, Places, SubjectFile},
+            subject_file::{Needs, Places, SubjectFile, Want, filled},
         },
         world::{
             self,
@@ -42,6 +42,8 @@ struct Check {
     state: State,
     /// Whether the scenario cannot be run without it.
     needed: bool,
+    /// Whether the scenario leaves out, where it is missing, whatever wants it.
+    optional: bool,
     /// What was found, such as a version, or why it is missing.
     found: String,
     /// What the user can do if it is not there; empty if it is.
@@ -69,10 +71,10 @@ enum State {
 pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let path = args.scenario.as_deref().unwrap_or_else(|| Path::new(USUAL));
     let scenario = scenario::load(path)?;
-    let wanted = scenario.subjects();
+    let wanted = scenario.wants();
     let mut checks = machine_checks();
-    for subject in &wanted {
-        checks.extend(subject_checks(subject, true));
+    for (subject, wants) in &wanted {
+        checks.extend(subject_checks(subject, wants));
     }
     checks.extend(program_checks(
         "workloads",
@@ -81,7 +83,7 @@ pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
     ));
     if args.scenario.is_none() {
         for subject in &others(&wanted) {
-            checks.extend(subject_checks(subject, false));
+            checks.extend(other_checks(subject));
         }
     }
     let written = if args.json {
@@ -94,9 +96,12 @@ pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
 }
 
 /// Built-in subjects that the scenario does not use.
-fn others(wanted: &[&SubjectFile]) -> Vec<SubjectFile> {
+fn others(wanted: &[(&SubjectFile, &[Want])]) -> Vec<SubjectFile> {
     let mut others = scenario::built_in_subjects();
-    others.retain(|subject| wanted.iter().all(|other| other.name != subject.name));
+    others.retain(|subject| {
+        let same = |(other, _): &(&SubjectFile, &[Want])| other.name == subject.name;
+        !wanted.iter().any(same)
+    });
     others
 }
 
@@ -165,6 +170,7 @@ fn check(name: &str, state: State, found: impl Into<String>, remedy: &str) -> Ch
         check: name.into(),
         state,
         needed: state == State::Missing,
+        optional: false,
         found: found.into(),
         remedy: remedy.into(),
         install: None,
@@ -296,25 +302,37 @@ const SHOWN: usize = 60;
 /// What is said of a program that no command installs.
 const NO_COMMAND: &str = "no command installs it: see its project, and the subject's file";
 
-/// What a subject needs; `needed` if the scenario uses it. One that needs nothing says so.
-fn subject_checks(subject: &SubjectFile, needed: bool) -> Vec<Check> {
-    if subject.needs.is_empty() {
-        let check = check(
-            "programs",
-            State::Ok,
-            "none but the lab's: nothing is to be installed",
-            "",
-        );
-        return vec![Check {
-            of: subject.name.clone(),
-            needed,
-            ..check
-        }];
+/// What a subject needs as the scenario uses it. One that needs nothing says so.
+fn subject_checks(subject: &SubjectFile, wants: &[Want]) -> Vec<Check> {
+    if wants.is_empty() {
+        return vec![nothing(subject, true)];
     }
-    program_checks(&subject.name, &subject.needs, needed)
+    let places = Places::find(false).ok();
+    let look = |want: &Want| Check {
+        optional: want.optional,
+        ..look_for(&subject.name, &want.needs, !want.optional, places.as_ref())
+    };
+    wants.iter().map(look).collect()
 }
 
-/// What a subject needs, or the workloads do; `needed` if the scenario uses it.
+/// What a subject needs that the scenario does not use, whatever its parameters are.
+fn other_checks(subject: &SubjectFile) -> Vec<Check> {
+    if subject.needs.is_empty() {
+        return vec![nothing(subject, false)];
+    }
+    program_checks(&subject.name, &subject.needs, false)
+}
+
+fn nothing(subject: &SubjectFile, needed: bool) -> Check {
+    let found = "none but the lab's: nothing is to be installed";
+    Check {
+        of: subject.name.clone(),
+        needed,
+        ..check("programs", State::Ok, found, "")
+    }
+}
+
+/// Programs that a subject needs, or the workloads do; `needed` if the scenario cannot do without them.
 fn program_checks(of: &str, all: &[Needs], needed: bool) -> Vec<Check> {
     let places = Places::find(false).ok();
     let look = |needs: &Needs| look_for(of, needs, needed, places.as_ref());
@@ -322,8 +340,7 @@ fn program_checks(of: &str, all: &[Needs], needed: bool) -> Vec<Check> {
 }
 
 fn look_for(of: &str, needs: &Needs, needed: bool, places: Option<&Places>) -> Check {
-    let command = filled(&needs.command, places);
-    let path = find_program(&command);
+    let path = needs.find(places);
     let install = Some(needs.install.clone()).filter(|install| !install.is_empty());
     let (state, remedy) = match (&path, &install) {
         (Some(_), _) => (State::Ok, ""),
@@ -343,6 +360,7 @@ fn look_for(of: &str, needs: &Needs, needed: bool, places: Option<&Places>) -> C
         check: shown(&needs.command).into(),
         state,
         needed,
+        optional: false,
         found,
         remedy,
         install,
@@ -355,14 +373,6 @@ fn shown(command: &str) -> &str {
         "{lab}" => "hoplite-lab",
         other => other,
     }
-}
-
-fn filled(text: &str, places: Option<&Places>) -> String {
-    let Some(places) = places else {
-        return text.to_owned();
-    };
-    text.replace("{hoplite}", &places.hoplite)
-        .replace("{lab}", &places.lab)
 }
 
 /// The first line that the command says, on stdout or else on stderr.
@@ -407,12 +417,7 @@ fn write_table(out: &mut impl Write, checks: &[Check]) -> io::Result<()> {
         if check.of != of {
             let gap = if of.is_empty() { "" } else { "\n" };
             of = &check.of;
-            let note = if optional(checks, of) {
-                " (not needed here)"
-            } else {
-                ""
-            };
-            writeln!(out, "{gap}{of}{note}")?;
+            writeln!(out, "{gap}{of}{}", note(checks, of))?;
         }
         let state = word(check.state);
         writeln!(out, "  {state:<8} {:<20} {}", check.check, check.found)?;
@@ -429,8 +434,16 @@ fn write_table(out: &mut impl Write, checks: &[Check]) -> io::Result<()> {
     Ok(())
 }
 
-fn optional(checks: &[Check], of: &str) -> bool {
-    of != "machine" && checks.iter().all(|check| check.of != of || !check.needed)
+/// Whether the scenario can be run without all that a subject needs.
+fn note(checks: &[Check], of: &str) -> &'static str {
+    let mut own = checks.iter().filter(|check| check.of == of);
+    if of == "machine" || own.clone().any(|check| check.needed) {
+        ""
+    } else if own.any(|check| check.optional) {
+        " (left out here where a program is missing)"
+    } else {
+        " (not needed here)"
+    }
 }
 
 fn word(state: State) -> &'static str {
@@ -507,7 +520,7 @@ mod tests {
     fn every_subject_that_comes_with_the_lab_is_told_with_its_install_commands_or_that_there_is_nothing_to_install()
      {
         for subject in scenario::built_in_subjects() {
-            let checks = subject_checks(&subject, false);
+            let checks = other_checks(&subject);
             let mut out = Vec::new();
             write_table(&mut out, &checks).unwrap();
             let text = String::from_utf8(out).unwrap();
@@ -557,12 +570,34 @@ mod tests {
     }
 
     #[test]
+    fn what_the_scenario_leaves_out_where_it_is_missing_does_not_fail_it() {
+        let text = "name = \"rare\"\n[[needs]]\ncommand = \"no-such-program-7\"\ninstall = \"apt-get install it\"\n";
+        let subject = SubjectFile::parse("rare.toml", text).unwrap();
+        let want = |optional| Want {
+            needs: subject.needs[0].clone(),
+            optional,
+        };
+        assert!(verdict("s", &subject_checks(&subject, &[want(false)])).is_err());
+        let checks = subject_checks(&subject, &[want(true)]);
+        assert!(verdict("s", &checks).is_ok());
+        let mut out = Vec::new();
+        write_table(&mut out, &checks).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(
+            text.starts_with("rare (left out here where a program is missing)\n  missing"),
+            "{text}"
+        );
+        assert!(text.ends_with("-> apt-get install it\n"), "{text}");
+    }
+
+    #[test]
     fn a_machine_that_is_poor_is_told_but_does_not_fail() {
         let poor = Check {
             of: "machine".into(),
             check: "processors".into(),
             state: State::Poor,
             needed: false,
+            optional: false,
             found: "1".into(),
             remedy: "use two".into(),
             install: None,

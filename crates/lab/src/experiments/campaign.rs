@@ -76,7 +76,8 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let place = args.to.as_deref().map(Place::parse).transpose()?;
     let args = args.clone();
     watched(move |stop| {
-        let progress = Progress::to_stdout(args.json);
+        let mut progress = Progress::to_stdout(args.json);
+        progress.left_out(&plan.left_out);
         let begun = OpenCampaign::new(plan, &out, args.retry)?;
         let patience = Duration::from_secs(args.patience);
         let around = Hooks {

@@ -31,7 +31,7 @@ use self::{
     library::{Library, SCENARIOS},
     matrix::{Case, Turn},
     reader::{Reader, name},
-    subject_file::{Needs, Places, Site, SubjectFile, Use},
+    subject_file::{Needs, Places, Site, SubjectFile, Use, Want},
     template::Owner,
 };
 use crate::{
@@ -354,10 +354,21 @@ impl Scenario {
         u64::from(self.repetitions) * round as u64
     }
 
-    /// The files of the subjects that it uses, for `doctor` and for the record.
+    /// The files of the subjects that it uses, each with the programs that it needs as it is used here.
     #[must_use]
-    pub fn subjects(&self) -> Vec<&SubjectFile> {
-        self.checked.subjects.values().collect()
+    pub fn wants(&self) -> Vec<(&SubjectFile, &[Want])> {
+        let Checked {
+            subjects, wants, ..
+        } = self.checked.as_ref();
+        let of = |file: &String| wants.get(file).map_or(&[][..], Vec::as_slice);
+        let both = subjects.iter().map(|(file, subject)| (subject, of(file)));
+        both.collect()
+    }
+
+    /// Labels of the subjects that are left out where a program is missing, with the programs that they need.
+    #[must_use]
+    pub fn optional(&self) -> &BTreeMap<String, Vec<Needs>> {
+        &self.checked.optional
     }
 
     /// What its workloads need, each once.
@@ -401,6 +412,10 @@ pub(crate) struct Checked {
     families: BTreeMap<String, String>,
     /// By what `use` or `file` says.
     pub(crate) subjects: BTreeMap<String, SubjectFile>,
+    /// By the same: what they need with the parameters that they have here.
+    wants: BTreeMap<String, Vec<Want>>,
+    /// By label, of subjects that are optional wherever they are used.
+    optional: BTreeMap<String, Vec<Needs>>,
     /// Of the workloads of all cases.
     needs: Vec<Needs>,
     traces: BTreeMap<String, Vec<u64>>,
@@ -447,7 +462,9 @@ pub(crate) fn read(
     scenario.path = path.map(Path::to_owned);
     check_runs(root, scenario.repetitions, &check.labels);
     text.clone_into(&mut scenario.source);
+    let optional = check.optional();
     let (labels, families, needs) = (check.labels, check.families, check.needs);
+    let wants = check.wants;
     let (traces, others) = (check.traces.into_inner(), check.others);
     let mut wrong = complaints.into_list();
     wrong.extend(others);
@@ -461,6 +478,8 @@ pub(crate) fn read(
         labels,
         families,
         subjects,
+        wants,
+        optional,
         needs,
         traces,
     });
@@ -574,6 +593,11 @@ pub(crate) struct Checker<'a> {
     pub(crate) traces: RefCell<BTreeMap<String, Vec<u64>>>,
     /// What workloads of all cases need.
     pub(crate) needs: Vec<Needs>,
+    /// What subjects need, by what `use` or `file` says.
+    wants: BTreeMap<String, Vec<Want>>,
+    /// What subjects need that may be left out, and which may not, by label.
+    may_lack: BTreeMap<String, Vec<Needs>>,
+    required: BTreeSet<String>,
     things: usize,
     /// Complaints about subjects' files.
     pub(crate) others: Vec<Complaint>,
@@ -594,6 +618,9 @@ impl<'a> Checker<'a> {
             links: BTreeSet::new(),
             traces: RefCell::default(),
             needs: Vec::new(),
+            wants: BTreeMap::new(),
+            may_lack: BTreeMap::new(),
+            required: BTreeSet::new(),
             things: 0,
             others,
         }
@@ -645,10 +672,46 @@ impl<'a> Checker<'a> {
                 let family = self.families.entry(used.label.clone());
                 family.or_insert_with(|| written.clone());
             }
+            self.wants(used);
         }
         self.links
             .extend(resolved.topology.links.into_iter().map(|link| link.name));
         resolved.uses.into_iter().map(|used| used.label).collect()
+    }
+
+    /// Notes what a subject needs as it is used.
+    fn wants(&mut self, used: &Use) {
+        let Some(file) = self.subjects.get(&used.file) else {
+            return;
+        };
+        let needs = file.needs_with(&used.with);
+        let wants = self.wants.entry(used.file.clone()).or_default();
+        for needed in &needs {
+            match wants.iter_mut().find(|want| want.needs == **needed) {
+                Some(want) => want.optional &= used.optional,
+                None => wants.push(Want {
+                    needs: (*needed).clone(),
+                    optional: used.optional,
+                }),
+            }
+        }
+        if !used.optional {
+            self.required.insert(used.label.clone());
+            return;
+        }
+        let lacks = self.may_lack.entry(used.label.clone()).or_default();
+        for needed in needs {
+            if !lacks.contains(needed) {
+                lacks.push(needed.clone());
+            }
+        }
+    }
+
+    /// What subjects need that are optional wherever they are used, by label.
+    fn optional(&self) -> BTreeMap<String, Vec<Needs>> {
+        let mut optional = self.may_lack.clone();
+        optional.retain(|label, _| !self.required.contains(label));
+        optional
     }
 
     fn plans(&mut self, root: Reader<'_>, resolved: &Resolved) -> Vec<subject::Plan> {

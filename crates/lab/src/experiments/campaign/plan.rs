@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
-    fs,
+    fmt, fs,
     io::{self, Write},
     path::Path,
 };
@@ -15,7 +15,10 @@ use crate::{
     cli::RunArgs,
     errors::{Complaint, Failure, printed},
     experiments::{
-        scenario::{Scenario, subject_file::Places},
+        scenario::{
+            Scenario,
+            subject_file::{Needs, Places},
+        },
         trial::{Keep, Key, Trial},
     },
     results::store::{Campaign, Store},
@@ -39,6 +42,58 @@ pub(crate) struct CampaignPlan {
     pub(crate) keep: Keep,
     /// Everything is kept of every attempt.
     pub(crate) keep_all: bool,
+    /// Optional subjects that cannot be run on this machine, and that nobody asked for.
+    pub(crate) left_out: Vec<LeftOut>,
+}
+
+/// A subject that is not run, because programs are missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LeftOut {
+    /// Its label.
+    pub(crate) subject: String,
+    /// What is missing.
+    pub(crate) missing: Vec<Needs>,
+}
+
+impl LeftOut {
+    /// Of a scenario's optional subjects those of which a program is missing.
+    fn find(scenario: &Scenario) -> Vec<Self> {
+        let places = Places::find(false).ok();
+        let lacks = |(label, needs): (&String, &Vec<Needs>)| {
+            let mut missing = needs.clone();
+            missing.retain(|needs| needs.find(places.as_ref()).is_none());
+            (!missing.is_empty()).then(|| Self {
+                subject: label.clone(),
+                missing,
+            })
+        };
+        scenario.optional().iter().filter_map(lacks).collect()
+    }
+
+    /// As a line of JSON.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        let missing = self.missing.iter().map(|needs| {
+            let install = Some(&needs.install).filter(|install| !install.is_empty());
+            serde_json::json!({ "program": needs.command, "install": install })
+        });
+        serde_json::json!({
+            "event": "left-out", "subject": self.subject, "missing": missing.collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let missing = self.missing.iter().map(|needs| {
+            let install = match needs.install.as_str() {
+                "" => "no command installs it",
+                install => install,
+            };
+            format!("{} is not installed: {install}", needs.command)
+        });
+        let missing: Vec<String> = missing.collect();
+        write!(f, "left out: {}: {}", self.subject, missing.join("; "))
+    }
 }
 
 impl CampaignPlan {
@@ -49,7 +104,13 @@ impl CampaignPlan {
         let shard: Shard = shard
             .parse()
             .map_err(|why| wrong(format!("reading --shard {shard}"), why, "write such as 1/4"))?;
-        let choice = Selection::new(&keys, args)?;
+        let mut choice = Selection::new(&keys, args)?;
+        // Who asks for a subject by name is told by the attempt what it lacks.
+        let mut left_out = Vec::new();
+        if args.subjects.is_empty() {
+            left_out = LeftOut::find(scenario);
+            choice.leave_out(&left_out);
+        }
         let times = Times::known(scenario, args.times.as_deref())?;
         // Over all keys, whatever is chosen of them: what is left out may be run later, and is then of the same shard.
         let places = (1..)
@@ -67,6 +128,7 @@ impl CampaignPlan {
             places,
             keep: scenario.keep.clone(),
             keep_all: args.keep,
+            left_out,
         })
     }
 
@@ -92,7 +154,7 @@ pub(crate) fn everything(snaplen: u32) -> Keep {
     }
 }
 
-pub(super) fn wrong(doing: String, why: impl std::fmt::Display, remedy: &str) -> Failure {
+pub(super) fn wrong(doing: String, why: impl fmt::Display, remedy: &str) -> Failure {
     Failure::Wrong(vec![Complaint::new(doing, why, remedy)])
 }
 
@@ -184,6 +246,13 @@ fn write_plan(
     out: &Path,
     json: bool,
 ) -> io::Result<()> {
+    for left_out in &plan.left_out {
+        if json {
+            writeln!(to, "{}", left_out.json())?;
+        } else {
+            writeln!(to, "{left_out}")?;
+        }
+    }
     for place in &plan.places {
         let Planned {
             number,
@@ -236,6 +305,12 @@ impl Selection {
             subjects: subjects(keys, &args.subjects)?,
             cases: cases(keys, &args.case)?,
         })
+    }
+
+    /// Does without these subjects.
+    fn leave_out(&mut self, left_out: &[LeftOut]) {
+        let out = |label: &String| left_out.iter().any(|one| one.subject == *label);
+        self.subjects.retain(|label| !out(label));
     }
 
     /// Whether a repetition belongs to it.
@@ -362,6 +437,113 @@ mod tests {
         assert_eq!(held(&["hops=1"]), [true, true, false]);
         assert_eq!(held(&["hops=1", "hops=2"]), [true, true, true]);
         assert_eq!(held(&["hops=1", "rate=50Mbit"]), [false, true, false]);
+    }
+
+    const OPTIONAL: &str = r#"
+name = "s"
+repetitions = 2
+[[host]]
+name = "client"
+[[host]]
+name = "server"
+[[link]]
+ends = ["client", "server"]
+[[subject]]
+use = "native"
+[[subject]]
+file = "rare.toml"
+optional = true
+[[workload]]
+kind = "request"
+"#;
+    const RARE: &str = r#"
+name = "rare"
+[parameters]
+really = true
+[[needs]]
+command = "no-such-program-7"
+install = "cargo install it"
+[[needs]]
+command = "no-such-program-8"
+install = ""
+when = "{really}"
+[[needs]]
+command = "sh"
+install = "apt-get install dash"
+"#;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+
+    fn made(scenario: &str, words: &[&str]) -> CampaignPlan {
+        use clap::Parser;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.toml");
+        fs::write(&path, scenario).unwrap();
+        fs::write(directory.path().join("rare.toml"), RARE).unwrap();
+        let scenario = crate::experiments::scenario::load(&path).unwrap();
+        let line = Line::parse_from(["run", "s"].iter().chain(words));
+        CampaignPlan::make(&scenario, &line.run).unwrap()
+    }
+
+    fn subjects_of(plan: &CampaignPlan) -> Vec<&str> {
+        let mut all: Vec<&str> = plan.places.iter().map(|p| p.key.subject.as_str()).collect();
+        all.sort_unstable();
+        all
+    }
+
+    #[test]
+    fn an_optional_subject_without_its_program_is_left_out_and_told_with_what_installs_it() {
+        let plan = made(OPTIONAL, &[]);
+        assert_eq!(subjects_of(&plan), ["native", "native"]);
+        assert_eq!(plan.campaign.fingerprints.len(), 1);
+        let [left_out] = plan.left_out.as_slice() else {
+            panic!("{:?}", plan.left_out);
+        };
+        assert_eq!(
+            left_out.to_string(),
+            "left out: rare: no-such-program-7 is not installed: cargo install it; \
+             no-such-program-8 is not installed: no command installs it"
+        );
+        assert_eq!(
+            left_out.json()["missing"][1],
+            serde_json::json!({ "program": "no-such-program-8", "install": null })
+        );
+        let mut shown = Vec::new();
+        write_plan(&mut shown, &plan, &HashSet::new(), Path::new("out"), false).unwrap();
+        let shown = String::from_utf8(shown).unwrap();
+        assert!(shown.starts_with("left out: rare: "), "{shown}");
+    }
+
+    #[test]
+    fn an_optional_subject_is_run_where_it_is_asked_for_and_where_its_programs_are() {
+        let plan = made(OPTIONAL, &["--subjects", "rare"]);
+        assert_eq!(subjects_of(&plan), ["rare", "rare"]);
+        assert_eq!(plan.left_out, []);
+        let there = OPTIONAL.replace(
+            "[[subject]]\nfile",
+            "[[subject]]\nlabel = \"usual\"\nwith = { really = false }\nfile",
+        );
+        let plan = made(&there, &[]);
+        assert_eq!(
+            plan.left_out[0].missing.len(),
+            1,
+            "what is not needed with its parameters"
+        );
+    }
+
+    #[test]
+    fn a_subject_that_one_use_requires_is_not_left_out() {
+        let twice = OPTIONAL.replace("optional = true\n", "");
+        assert_eq!(subjects_of(&made(&twice, &[])).len(), 4);
+        let cases = OPTIONAL.replace(
+            "optional = true\n",
+            "optional = \"{hops == 1}\"\n[matrix]\nhops = [1, 2]\n",
+        );
+        assert_eq!(subjects_of(&made(&cases, &[])).len(), 8);
     }
 
     #[test]

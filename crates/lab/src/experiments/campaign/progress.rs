@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::{
     conduct::Tally,
     gate::Validity,
-    plan::Planned,
+    plan::{LeftOut, Planned},
     refused::{self, Refused},
 };
 use crate::{
@@ -77,6 +77,16 @@ impl Progress {
             Self::Lines(_) => self.line(&json!({
                 "event": "start", "scenario": scenario, "out": out, "of": tally.of, "there": tally.there(),
             })),
+        }
+    }
+
+    /// Subjects that are not run, before it begins.
+    pub(crate) fn left_out(&mut self, subjects: &[LeftOut]) {
+        for subject in subjects {
+            match self {
+                Self::Bar(bar) => bar.println(subject.to_string()),
+                Self::Lines(_) => self.line(&subject.json()),
+            }
         }
     }
 

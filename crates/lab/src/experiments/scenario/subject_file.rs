@@ -24,6 +24,7 @@ use super::{
 use crate::{
     errors::{Complaint, Failure},
     experiments::subject::Plan,
+    netns::process::find_program,
 };
 
 const KEYS: &str = "name summary hides_client needs parameters file step way";
@@ -37,7 +38,7 @@ pub struct SubjectFile {
     pub summary: String,
     /// Whether servers must never see the client's own address, with the parameters' defaults.
     pub hides_client: bool,
-    /// What must be installed.
+    /// What must be installed, whatever the parameters are: some of it perhaps for others than the defaults alone.
     pub needs: Vec<Needs>,
     document: Document,
     parameters: BTreeMap<String, SubjectParameter>,
@@ -52,6 +53,31 @@ pub struct Needs {
     pub install: String,
     /// A command that prints its version; empty if there is none.
     pub version: Vec<String>,
+}
+
+impl Needs {
+    /// Where the program is, if it is there.
+    pub(crate) fn find(&self, places: Option<&Places>) -> Option<PathBuf> {
+        find_program(&filled(&self.command, places))
+    }
+}
+
+/// A program's name or argument in which `{hoplite}` and `{lab}` are paths, where these are known.
+pub(crate) fn filled(text: &str, places: Option<&Places>) -> String {
+    let Some(places) = places else {
+        return text.to_owned();
+    };
+    text.replace("{hoplite}", &places.hoplite)
+        .replace("{lab}", &places.lab)
+}
+
+/// A program that a subject needs as a scenario uses it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Want {
+    /// Which.
+    pub needs: Needs,
+    /// Whether the scenario leaves out, where it is missing, whatever wants it.
+    pub optional: bool,
 }
 
 /// A parameter of a subject, as `list` shows it.
@@ -98,6 +124,9 @@ impl SubjectFile {
         template::names_of_subject(root, &parsed.parameters);
         let defaults = parsed.scope(&BTreeMap::new(), &Places::unknown());
         parsed.hides_client = root.within(&defaults).flag("hides_client", false);
+        for entry in root.within(&defaults).tables("needs") {
+            entry.flag("when", true);
+        }
         complaints.finish()?;
         parsed.document = document;
         Ok(parsed)
@@ -157,6 +186,21 @@ impl SubjectFile {
         Ok(plan)
     }
 
+    /// What must be installed with these parameters.
+    pub(crate) fn needs_with(&self, with: &BTreeMap<String, Value>) -> Vec<&Needs> {
+        let complaints = Complaints::about(&self.document);
+        let scope = self.scope(with, &Places::unknown());
+        let root = Reader {
+            table: self.document.root(),
+            scope: &scope,
+            owner: Owner::Subject,
+            complaints: &complaints,
+        };
+        let entries = root.tables("needs").into_iter().zip(&self.needs);
+        let wanted = entries.filter(|(entry, _)| entry.flag("when", true));
+        wanted.map(|(_, needs)| needs).collect()
+    }
+
     /// Whether any of it names the binary of Hoplite.
     pub(crate) fn needs_hoplite(&self) -> bool {
         self.document.text().contains("{hoplite}")
@@ -175,7 +219,7 @@ impl SubjectFile {
 }
 
 fn needs(entry: Reader<'_>) -> Option<Needs> {
-    entry.only("command install version");
+    entry.only("command install version when");
     let mut scope = Scope::default();
     scope.set("hoplite", Value::Text("{hoplite}".into()));
     scope.set("lab", Value::Text("{lab}".into()));
@@ -437,7 +481,7 @@ fn utf8(path: &Path) -> Result<String, Failure> {
 
 // `[[subject]]`s: their files are loaded once, their labels and parameters computed in each case.
 
-const SUBJECT_KEYS: &str = "use file label when with";
+const SUBJECT_KEYS: &str = "use file label when with optional";
 
 /// A subject in a case.
 pub(crate) struct Use {
@@ -449,6 +493,8 @@ pub(crate) struct Use {
     pub(crate) file: String,
     /// Its parameters.
     pub(crate) with: BTreeMap<String, Value>,
+    /// Whether it is left out where a program that it needs is missing.
+    pub(crate) optional: bool,
     /// Where it stands.
     pub(crate) at: usize,
 }
@@ -569,6 +615,7 @@ pub(crate) fn uses(root: Reader<'_>, subjects: &BTreeMap<String, SubjectFile>) -
             written,
             file,
             with: with(entry, subject),
+            optional: entry.flag("optional", false),
             at: entry.table.at,
         });
     }

@@ -139,6 +139,28 @@ fn what_it_needs_is_told_to_the_doctor_as_it_is_written() {
 }
 
 #[test]
+fn a_program_may_be_needed_with_some_parameters_alone() {
+    let when = |condition: &str| {
+        let version = "version = [\"{hoplite}\", \"--version\"]\n";
+        let text = RELAYS.replace(version, &format!("when = {condition}\n"));
+        SubjectFile::parse("relays.toml", &text)
+    };
+    let file = when("\"{hops > 1}\"").expect("valid");
+    let needed = |hops: f64| {
+        let with = BTreeMap::from([("hops".to_owned(), Value::Number(hops))]);
+        file.needs_with(&with).len()
+    };
+    assert_eq!((file.needs.len(), needed(1.0), needed(2.0)), (1, 0, 1));
+    for (wrong, why) in [("7", "true or false"), ("\"{hop > 1}\"", "hop")] {
+        let refusal = when(wrong).expect_err("it is wrong").to_string();
+        assert!(
+            refusal.contains("needs[0].when") && refusal.contains(why),
+            "{refusal}"
+        );
+    }
+}
+
+#[test]
 fn parameters_have_a_kind_and_bounds() {
     let file = SubjectFile::parse("relays.toml", RELAYS).expect("valid");
     let told = |name: &str, value: Value| {
