@@ -10,7 +10,7 @@
 use std::{
     collections::BTreeSet,
     fs,
-    io::Read,
+    io::{Read, Write},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread::sleep,
@@ -153,6 +153,22 @@ impl Machines {
         unreachable!("no such sample among {:?}", self.samples(name))
     }
 
+    /// Waits until nothing has gone over an interface for two seconds, in which two transfers would have been due.
+    fn wait_until_quiet(&self, name: &str) {
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut before = self.passed(name);
+        while Instant::now() < until {
+            sleep(Duration::from_secs(2));
+            // The neighbours may ask for each other meanwhile.
+            let now = self.passed(name);
+            if now - before < 1000 {
+                return;
+            }
+            before = now;
+        }
+        unreachable!("transfers go on");
+    }
+
     /// Bytes that went over an interface of the near machine, as the kernel has them.
     fn passed(&self, name: &str) -> u64 {
         let count = |way: &str| -> u64 {
@@ -176,6 +192,43 @@ impl Drop for Machines {
         for name in &self.names {
             ip(&format!("netns del {name}"));
         }
+    }
+}
+
+/// A disk of a megabyte for what the monitor keeps.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// `None` where the machine does not let this process mount one.
+    fn below(machines: &Machines) -> Option<Self> {
+        let path = machines.directory.path().join("kept");
+        fs::create_dir(&path).unwrap();
+        let mount = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"])
+            .arg(&path)
+            .stderr(Stdio::null())
+            .status();
+        if mount.is_ok_and(|status| status.success()) {
+            return Some(Self(path));
+        }
+        println!("skipped: no disk can be mounted here");
+        None
+    }
+
+    /// Somebody else's file takes all that is left.
+    fn fill(&self) {
+        let mut file = fs::File::create(self.0.join("others")).unwrap();
+        while file.write_all(&[7; 4096]).is_ok() {}
+    }
+
+    fn free(&self) {
+        fs::remove_file(self.0.join("others")).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        drop(Command::new("umount").arg("--lazy").arg(&self.0).status());
     }
 }
 
@@ -291,6 +344,53 @@ fn an_interface_that_goes_and_a_server_that_is_away_are_samples_with_their_reaso
             .contains("wan0")
     );
     assert!(monitor.end());
+}
+
+#[test]
+fn on_a_full_disk_nothing_is_transferred_and_no_sample_is_lost_also_when_it_is_killed_there() {
+    let Some(machines) = Machines::new("full") else {
+        return;
+    };
+    let Some(disk) = SmallDisk::below(&machines) else {
+        return;
+    };
+    let plenty = ONE.replace("30_000_000", "900_000_000");
+    machines.file(&format!("{plenty}interface = [{{ name = \"wan0\" }}]\n"));
+    let _server = machines.serve();
+    let monitor = machines.run("60", 1);
+    machines.wait_for("wan0", |sample| kind(sample).is_empty());
+    disk.fill();
+    machines.wait_until_quiet("wan0");
+    disk.free();
+    let told = machines.wait_for("wan0", |sample| kind(sample) == "DISK");
+    let why = told["transfer"]["error"]["why"].as_str().unwrap();
+    assert!(why.starts_with("nothing could be written for "), "{why}");
+    let number = told["number"].as_u64();
+    machines.wait_for("wan0", |sample| {
+        kind(sample).is_empty() && sample["number"].as_u64() > number
+    });
+    disk.fill();
+    machines.wait_until_quiet("wan0");
+    monitor.kill();
+    disk.free();
+    let last = machines
+        .samples("wan0")
+        .iter()
+        .filter_map(|sample| sample["number"].as_u64())
+        .max();
+    let monitor = machines.run("60", 2);
+    machines.wait_for("wan0", |sample| {
+        kind(sample).is_empty() && sample["number"].as_u64() > last
+    });
+    assert!(monitor.end());
+    let mut numbers: Vec<u64> = machines
+        .samples("wan0")
+        .iter()
+        .filter_map(|sample| sample["number"].as_u64())
+        .collect();
+    numbers.sort_unstable();
+    let all: Vec<u64> = (1..=numbers.len() as u64).collect();
+    assert_eq!(numbers, all, "each number is there once");
 }
 
 /// 30 days within a minute or so: a budget of 30 MB, transfers of 1 MB, and a program that is killed again and again.
