@@ -385,6 +385,18 @@ fn tor_carries_everything_to_an_onion_service() {
 }
 
 #[test]
+#[ignore = "a private Tor network takes a minute to make: run it when subjects/tor.toml changes"]
+fn tor_carries_everything_of_programs_that_know_nothing_of_it() {
+    let subject = "use = \"tor\"\nwith = { device = true }\n";
+    try_out(
+        &["tor", "tor-gencert", "tun2proxy-bin"],
+        &TOR,
+        subject,
+        &[DOWNLOAD, UPLOAD].concat(),
+    );
+}
+
+#[test]
 fn openvpn_carries_everything() {
     let all = [DOWNLOAD, UPLOAD, ECHO].concat();
     try_out(
