@@ -1,8 +1,12 @@
-// An independent CONNECT-UDP client (masque-go on quic-go) against a relay. Run by ../masque_go_test.py.
+// masque-go on quic-go: an independent CONNECT-UDP client against a relay, run by ../masque_go_test.py, and both ends of a path of its own.
 //
 // usage: masque_go CA TEMPLATE TOKEN echo HOST:PORT SIZE...   UDP payloads that must come back
 //
 //	masque_go CA TEMPLATE TOKEN get URL HOST:PORT       an HTTP/3 download inside the tunnel; prints its SHA-256
+//	masque_go proxy ADDRESS CERT KEY TEMPLATE HOP HOPS  serves, as the HOP-th of HOPS proxies on a path
+//	masque_go socks ADDRESS CA NAME TEMPLATE...         a SOCKS5 front end (UDP alone) before the proxies with these templates, whose
+//	                                                    certificates are for NAME
+//	masque_go version                                   which masque-go and quic-go these are
 package main
 
 import (
@@ -17,6 +21,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"runtime/debug"
 	"strconv"
 	"time"
 
@@ -33,16 +38,69 @@ func main() {
 	}
 }
 
+var errUsage = errors.New("usage: masque_go version | proxy ADDRESS CERT KEY TEMPLATE HOP HOPS | socks ADDRESS CA NAME TEMPLATE... | " +
+	"CA TEMPLATE TOKEN echo|get ...")
+
 func run(args []string) error {
-	if len(args) < 6 {
-		return errors.New("usage: masque_go CA TEMPLATE TOKEN echo|get ...")
+	if len(args) == 0 {
+		return errUsage
 	}
-	pem, err := os.ReadFile(args[0])
+	switch {
+	case args[0] == "version":
+		return version()
+	case args[0] == "proxy" && len(args) == 7:
+		hop, err := strconv.Atoi(args[5])
+		if err != nil {
+			return err
+		}
+		hops, err := strconv.Atoi(args[6])
+		if err != nil {
+			return err
+		}
+		return proxy(args[1], args[2], args[3], args[4], hop, hops)
+	case args[0] == "socks" && len(args) >= 5:
+		roots, err := authorities(args[2])
+		if err != nil {
+			return err
+		}
+		return socks(args[1], roots, args[3], args[4:])
+	}
+	return client(args)
+}
+
+func authorities(file string) (*x509.CertPool, error) {
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s has no certificate", file)
+	}
+	return roots, nil
+}
+
+func version() error {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return errors.New("built without modules")
+	}
+	versions := make(map[string]string)
+	for _, module := range info.Deps {
+		versions[module.Path] = module.Version
+	}
+	fmt.Printf("masque-go %s on quic-go %s\n", versions["github.com/quic-go/masque-go"], versions["github.com/quic-go/quic-go"])
+	return nil
+}
+
+func client(args []string) error {
+	if len(args) < 6 {
+		return errUsage
+	}
+	roots, err := authorities(args[0])
 	if err != nil {
 		return err
 	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(pem)
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
 	if args[3] == "echo" {

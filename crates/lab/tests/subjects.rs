@@ -428,6 +428,15 @@ fn wireguard_go_carries_everything() {
 }
 
 #[test]
+fn masque_go_carries_datagrams_over_one_proxy_and_two() {
+    let hosts = ["client", "relay1", "relay2", "server"];
+    for hops in [1, 2] {
+        let subject = format!("use = \"masque-go\"\nwith = {{ hops = {hops} }}\n");
+        try_out(&["masque_go", "openssl"], &hosts, &subject, ECHO);
+    }
+}
+
+#[test]
 fn hoplite_chooses_relays_itself_and_serves_several_clients_on_paths_of_their_own() {
     let hosts = ["client1", "client2", "relay1", "relay2", "relay3", "server"];
     let workload = "[[workload]]\nkind = \"download\"\nbytes = \"1MB\"\nfrom = \"client2\"\n";
