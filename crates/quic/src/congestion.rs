@@ -20,11 +20,8 @@ use quinn_proto::RttEstimator;
 /// Bytes in flight without control: more than any path holds, and above `u32::MAX`, so that the QUIC stack does not pace either.
 const NO_WINDOW: u64 = 1 << 40;
 
-/// Bytes in flight to begin with, by the largest packet's (RFC 9002 §7.2).
-fn initial_window(mtu: u16) -> u64 {
-    let mtu = u64::from(mtu);
-    (10 * mtu).min(14_720.max(2 * mtu))
-}
+/// Bytes in flight to begin with (RFC 9002 §7.2), until the stack's next packet builds the controller.
+const INITIAL_WINDOW: u64 = 12_000;
 
 /// Which control one connection has now. Shared by its owner and its controllers.
 #[derive(Debug, Default)]
@@ -120,25 +117,17 @@ impl Switched {
         let kind = self.switch.now();
         if kind != self.kind {
             self.kind = kind;
-            self.inner = new(kind, self.mtu).map(|factory| factory.build(now, self.mtu));
+            self.inner = new(kind).map(|factory| factory.build(now, self.mtu));
         }
         self.inner.as_mut()
     }
 }
 
-fn new(kind: Congestion, mtu: u16) -> Option<Arc<dyn ControllerFactory>> {
+fn new(kind: Congestion) -> Option<Arc<dyn ControllerFactory>> {
     match kind {
-        Congestion::Auto | Congestion::Cubic => {
-            let mut config = CubicConfig::default();
-            config.initial_window(initial_window(mtu));
-            Some(Arc::new(config))
-        }
+        Congestion::Auto | Congestion::Cubic => Some(Arc::new(CubicConfig::default())),
         Congestion::Bbr => Some(Arc::new(BbrConfig::default())),
-        Congestion::NewReno => {
-            let mut config = NewRenoConfig::default();
-            config.initial_window(initial_window(mtu));
-            Some(Arc::new(config))
-        }
+        Congestion::NewReno => Some(Arc::new(NewRenoConfig::default())),
         Congestion::Off => None,
     }
 }
@@ -199,7 +188,7 @@ impl Controller for Switched {
         match (self.switch.now(), &self.inner) {
             (Congestion::Off, _) => NO_WINDOW,
             (kind, Some(inner)) if kind == self.kind => inner.window(),
-            _ => initial_window(self.mtu),
+            _ => INITIAL_WINDOW,
         }
     }
 
@@ -289,18 +278,18 @@ mod tests {
     #[test]
     fn control_ends_with_the_last_stream_and_begins_with_the_next() {
         let (switch, mut controller, now) = controller();
-        assert_eq!(controller.window(), initial_window(1200));
+        assert_eq!(controller.window(), INITIAL_WINDOW);
         switch.set(Congestion::Auto, true);
         assert_eq!(controller.window(), NO_WINDOW);
         controller.on_sent(now, 1 << 20, 1);
         switch.stream_begins();
-        assert_eq!(controller.window(), initial_window(1200));
+        assert_eq!(controller.window(), INITIAL_WINDOW);
         controller.on_sent(now, 1200, 2);
         controller.on_congestion_event(now + Duration::from_secs(1), now, true, 1 << 20);
-        assert!(controller.window() < initial_window(1200));
+        assert!(controller.window() < INITIAL_WINDOW);
         switch.stream_begins();
         switch.stream_ends();
-        assert!(controller.window() < initial_window(1200), "one still runs");
+        assert!(controller.window() < INITIAL_WINDOW, "one still runs");
         switch.stream_ends();
         assert_eq!(controller.window(), NO_WINDOW);
     }

@@ -21,10 +21,9 @@ const FLAT_ROUNDS: u8 = 3;
 /// At once is after every second packet, or after a millisecond where more than this many come in one.
 const DENSE: u32 = 2;
 
-/// A gap is a loss if another one was in the same round or the one before, or so few packets ago: a single one may be a number that the sender
-/// has left out (RFC 9000 §21.4), which happens more and more seldom.
+/// A gap is a loss if another one was in the same round or the one before: a single one may be a number that the sender has left out
+/// (RFC 9000 §21.4).
 const GAP_ROUNDS: u8 = 2;
-const GAP_PACKETS: u32 = 256;
 
 /// A round that lasts as long as this many holds a pause: the sender may begin anew.
 const PAUSE: u32 = 4;
@@ -51,10 +50,8 @@ pub(super) struct Learner {
     fastest: u64,
     /// Rounds since the sender was last seen to become faster.
     flat: u8,
-    /// Rounds and packets since the last gap.
-    since_gap: (u8, u32),
-    /// The last gap was a loss, and fewer than [`GAP_PACKETS`] have come since.
-    lossy: bool,
+    /// Rounds since the last gap.
+    since_gap: u8,
     /// More than [`DENSE`] packets came in a millisecond.
     dense: bool,
     ack_size: u64,
@@ -86,8 +83,7 @@ impl Default for Learner {
             round: None,
             fastest: 0,
             flat: 0,
-            since_gap: (u8::MAX, u32::MAX),
-            lossy: false,
+            since_gap: u8::MAX,
             dense: false,
             ack_size: ACK_SIZE,
             delay: None,
@@ -105,7 +101,6 @@ impl Learner {
     /// A packet with so many bytes that want to be acknowledged has come. `gap`: one before it seems to be lost.
     pub(super) fn received(&mut self, bytes: usize, gap: bool, now: Instant) {
         self.count(bytes, now);
-        self.since_gap.1 = self.since_gap.1.saturating_add(1);
         if gap {
             self.lost();
         }
@@ -130,9 +125,7 @@ impl Learner {
 
     /// A sender that has lost something is slower than the path, and looks for its rate again.
     fn lost(&mut self) {
-        let (rounds, packets) = std::mem::take(&mut self.since_gap);
-        self.lossy = rounds < GAP_ROUNDS || packets < GAP_PACKETS;
-        if self.lossy {
+        if std::mem::take(&mut self.since_gap) < GAP_ROUNDS {
             self.flat = 0;
             self.decide();
         }
@@ -140,8 +133,7 @@ impl Learner {
 
     fn end_round(&mut self, round: &Round, passed: Duration) {
         let usual = self.rtt.unwrap_or_default().max(LEAST_ROUND);
-        self.since_gap.0 = self.since_gap.0.saturating_add(1);
-        self.lossy &= self.since_gap.1 < GAP_PACKETS;
+        self.since_gap = self.since_gap.saturating_add(1);
         self.dense = DELAYS.start().saturating_mul(round.packets) > passed.saturating_mul(DENSE);
         if passed >= usual.saturating_mul(PAUSE) {
             (self.fastest, self.flat) = (0, 0);
@@ -181,7 +173,7 @@ impl Learner {
     fn wanted(&self) -> Option<Duration> {
         let least = *DELAYS.start();
         let most = AckPolicy::Auto.delay(Some(self.rtt?))?;
-        if self.flat < FLAT_ROUNDS || self.lossy {
+        if self.flat < FLAT_ROUNDS {
             return self.dense.then_some(least);
         }
         let cheap = self.ack_size.saturating_mul(ACK_DIVISOR);
@@ -322,35 +314,15 @@ mod tests {
     fn who_has_lost_something_is_told_at_once_until_its_rate_is_known_again() {
         let mut seen = Seen::new();
         assert_eq!(seen.rounds(8, 1), Some(RTT / 4));
-        seen.0.received(1000, true, seen.1);
-        // 280 packets.
-        let delay = seen.rounds(7, 1);
-        assert_eq!(delay, Some(RTT / 4), "it may have left out a number");
-        seen.0.received(1000, true, seen.1);
-        let delay = seen.rounds(5, 1);
-        assert_eq!(delay, Some(RTT / 4), "and another");
-        // 200 packets later.
+        for rounds in [4, 1] {
+            seen.0.received(1000, true, seen.1);
+            let delay = seen.rounds(rounds, 1);
+            assert_eq!(delay, Some(RTT / 4), "it may have left out a number");
+        }
         seen.0.received(1000, true, seen.1);
         assert_eq!(seen.0.delay(), None);
-        assert_eq!(
-            seen.rounds(5, 1),
-            None,
-            "a slow sender loses one in many rounds"
-        );
-        assert_eq!(seen.rounds(3, 1), Some(RTT / 4), "320 packets later");
-    }
-
-    #[test]
-    fn on_a_fast_path_two_gaps_are_losses_within_two_rounds() {
-        let mut seen = Seen::new();
-        seen.rounds(8, 20);
-        for (rounds, lost) in [(1, true), (8, false)] {
-            seen.0.received(1000, true, seen.1);
-            seen.rounds(rounds, 20);
-            seen.0.received(1000, true, seen.1);
-            assert_eq!(seen.0.flat == 0, lost, "{rounds}");
-            seen.rounds(8, 20);
-        }
+        assert_eq!(seen.rounds(2, 1), None);
+        assert_eq!(seen.rounds(3, 1), Some(RTT / 4));
     }
 
     #[test]
