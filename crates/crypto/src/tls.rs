@@ -1,7 +1,11 @@
 //! TLS configurations of both ends. Ciphers come from ring, the hybrid group X25519MLKEM768 from aws-lc-rs:
 //! what is recorded today cannot be read with tomorrow's quantum computer. TLS 1.3 (RFC 8446).
 
-use std::{error, fmt, sync::Arc};
+use std::{
+    error, fmt,
+    sync::{Arc, Once},
+    thread,
+};
 
 use arc_swap::ArcSwap;
 use rustls::{
@@ -62,6 +66,7 @@ impl Trust {
 
 /// The primitives of every connection: AES-128-GCM first, since it is the fastest here by half.
 pub fn provider() -> Arc<CryptoProvider> {
+    prepare();
     Arc::new(CryptoProvider {
         cipher_suites: vec![
             ring::cipher_suite::TLS13_AES_128_GCM_SHA256,
@@ -80,6 +85,17 @@ pub fn provider() -> Arc<CryptoProvider> {
         ],
         ..ring::default_provider()
     })
+}
+
+/// Has the first random bytes of aws-lc drawn beside what else a process does when it starts. It gathers entropy from the processor's jitter before
+/// them, once in each process, which takes some 60 ms: the first key exchange, at either end, would wait for it.
+fn prepare() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let draw = || drop(aws_lc_rs::kx_group::X25519MLKEM768.start());
+        // Without a thread the first connection does it.
+        drop(thread::Builder::new().name("entropy".into()).spawn(draw));
+    });
 }
 
 /// A client's configuration: TLS 1.3 alone, no session tickets, since a ticket links the connections of different tokens.
