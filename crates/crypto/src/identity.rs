@@ -92,6 +92,12 @@ impl Identity {
         self.pin
     }
 
+    /// When the certificate ends, in seconds since 1970; `None` if it ended before that.
+    pub fn expires(&self) -> Option<u64> {
+        let (_, certificate) = x509_parser::parse_x509_certificate(self.chain.first()?).ok()?;
+        u64::try_from(certificate.validity().not_after.timestamp()).ok()
+    }
+
     /// The SHA-256 of the certificate itself, as TLS shows it: what a channel's link handshake binds to.
     pub fn certificate_sha256(&self) -> [u8; 32] {
         let first = self.chain.first().map(AsRef::as_ref);
@@ -225,6 +231,8 @@ mod tests {
         let identity =
             Identity::from_pem(new.certificate.as_bytes(), new.key.as_bytes()).expect("read");
         identity.certified(&crate::provider()).expect("fits");
+        // 2125-01-01.
+        assert_eq!(identity.expires(), Some(4_891_363_200));
     }
 
     #[test]

@@ -32,8 +32,8 @@ enum Command {
     Import(crate::introduce::Import),
     /// Make the identity of a relay: a certificate, its key, and the key of its circuits; prints the pin.
     Keygen(crate::keygen::Options),
-    /// Serve as a relay.
-    Relay(ConfigFile),
+    /// Serve as a relay, or ask one on this machine how it does.
+    Relay(crate::relay::Options),
     /// Carry the traffic of programs on this machine over relays: a SOCKS5 and an HTTP proxy.
     Client(crate::client::Options),
     /// Serve as an authority: gather what relays say of themselves, and sign the list of them with the other authorities.
@@ -125,7 +125,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Init(options) => crate::introduce::init(&options, cli.json),
         Command::Import(options) => crate::introduce::import(&options, cli.json),
         Command::Keygen(options) => crate::keygen::run(&options, cli.json),
-        Command::Relay(file) => crate::relay::run(&file.config),
+        Command::Relay(options) => crate::relay::run(&options, cli.json),
         Command::Client(options) => crate::client::run(&options),
         Command::Directory(options) => crate::directory::start(&options, cli.json),
         Command::Issuer(file) => crate::issuer::run(&file.config),
@@ -158,6 +158,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
 fn default_filter(command: &Command) -> &'static str {
     match command {
         Command::Directory(options) if !options.serves() => "warn",
+        Command::Relay(options) if !options.serves() => "warn",
         Command::Relay(_) | Command::Client(_) | Command::Directory(_) | Command::Issuer(_) => {
             "info"
         }

@@ -20,12 +20,12 @@ use crate::{
     process::{self, Asked, Signals},
     say,
     say::Failure,
+    up::control::Socket,
     wallet::{self, Wallets},
 };
 use onion::{Circuits, ServiceParts};
 pub(crate) use onion::{dialer_of_circuits, relay_of_list};
 use service::{Prepared, Running};
-use status::Socket;
 
 mod onion;
 pub(crate) mod service;
@@ -56,7 +56,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     process::current_thread_runtime()?.block_on(async {
         let mut signals = Signals::listen()?;
         let front = bind(client.config.front())?;
-        let mut socket = Socket::listen(options.run_dir.as_deref())?;
+        let mut socket = status::listen(options.run_dir.as_deref())?;
         let mut underlay = Underlay::default();
         let wallets = Wallets::open(&client.config, &underlay.tunnels, wallet::file);
         underlay.wallets = wallets.await?;

@@ -116,6 +116,14 @@ pub(crate) fn raise_file_limit() {
     setrlimit(Resource::Nofile, raised).unwrap_or_default();
 }
 
+/// How many files are open, and how many may be; `None` where the system does not say.
+pub(crate) fn open_files() -> Option<(u64, u64)> {
+    let most = getrlimit(Resource::Nofile).current?;
+    let open = std::fs::read_dir("/proc/self/fd").ok()?.count();
+    // One is of the directory that is read.
+    Some((u64::try_from(open).ok()?.saturating_sub(1), most))
+}
+
 /// Tells a service manager that it is ready (sd_notify(3)), if one wants to know.
 pub(crate) fn notify_ready() {
     notify(b"READY=1\n");

@@ -1,8 +1,12 @@
 //! `hoplite relay`: serves until it is told to stop. SIGTERM and SIGINT drain (a second one stops at once), SIGHUP reads the file again: tokens,
 //! certificates, rules and where clients are. It keeps the old ones if the new are wrong, and names what else has changed.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
+use clap::{Args, Subcommand};
 use hoplite_crypto::{
     Identity,
     onion::{Secrets, offline::CertifiedSigningKey, service_keys::BlindedKey},
@@ -33,9 +37,48 @@ use crate::{
     statistics,
     tor_cache::TorCache,
 };
+use status::{Certificate, Reload, Teller, Told};
+
+pub(crate) mod status;
+
+/// `hoplite relay --config FILE`, or a question to a relay that serves.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct Options {
+    /// The TOML file.
+    #[arg(long, value_name = "FILE", required = true)]
+    config: Option<PathBuf>,
+    /// Answer 'hoplite relay status --run-dir DIR' there; without it nobody is answered.
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    #[command(subcommand)]
+    ask: Option<Ask>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Ask {
+    /// Say how a relay on this machine does: what is open, how near its limits are, whom it turned away, its last reload.
+    Status(status::Options),
+}
+
+impl Options {
+    /// Whether a relay is to serve.
+    pub(crate) fn serves(&self) -> bool {
+        self.ask.is_none()
+    }
+}
+
+/// Runs what the options ask for.
+pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
+    match (&options.ask, &options.config) {
+        (Some(Ask::Status(options)), _) => status::run(options, json),
+        (None, Some(path)) => serve_file(path, options.run_dir.as_deref()),
+        (None, None) => Err(Failure::usage("--config is missing")),
+    }
+}
 
 /// Serves with the file at `path`.
-pub(crate) fn run(path: &Path) -> Result<(), Failure> {
+fn serve_file(path: &Path, run_dir: Option<&Path>) -> Result<(), Failure> {
     let file = config::open(path)?;
     let loaded = config::relay::read(&file)?;
     loaded
@@ -74,12 +117,18 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         let (tell, said) = watch::channel(loaded.config.auth.private_tokens.clone());
         let keeper = Keeper::new(said, &handle);
         let pulse = handle.pulse();
+        let (tell_status, said) = watch::channel(Told {
+            certificate: certificate_of(&identity),
+            reload: None,
+        });
+        let teller = Teller::listen(run_dir, &loaded.config, &handle, said)?;
         let reloads = Reloads {
             handle,
             path,
             file,
             tell,
             publish_tokens,
+            tell_status,
         };
         process::notify_ready();
         tokio::select! {
@@ -91,6 +140,7 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
             () = read(reader) => {}
             () = cache_for_tor(cache) => {}
             () = give_lists(lists) => {}
+            () = teller.run() => {}
             () = process::feed_watchdog(|| pulse.beat()) => {}
         }
         Ok(())
@@ -210,12 +260,22 @@ struct Reloads<'a> {
     tell: watch::Sender<Option<PrivateTokens>>,
     /// Whoever publishes which ones it takes.
     publish_tokens: watch::Sender<Option<Tokens>>,
+    /// Whoever tells the operator.
+    tell_status: watch::Sender<Told>,
 }
 
 /// `drain` is how long what is open may go on after the relay was told to stop.
 async fn serve(reloads: Reloads<'_>, drain: Duration, signals: &mut Signals) {
     while signals.next().await == Asked::Reload {
-        match reloads.reload() {
+        let done = reloads.reload();
+        reloads.tell_status.send_modify(|told| {
+            told.reload = Some(Reload {
+                at: now(),
+                failure: done.as_ref().err().map(ToString::to_string),
+                waiting: done.as_ref().map_or_else(|_| Vec::new(), Clone::clone),
+            });
+        });
+        match done {
             Ok(waiting) => {
                 info!(pin = %reloads.handle.pin(), "tokens, certificates, rules and clients' regions were read again");
                 if !waiting.is_empty() {
@@ -252,11 +312,21 @@ impl Reloads<'_> {
             .and_then(|()| self.handle.reload(&config.auth, Some(&identity)))
             .map_err(|error| refused(&error))?;
         self.handle.reload_rules(&config);
+        let certificate = certificate_of(&identity);
+        self.tell_status
+            .send_modify(|told| told.certificate = certificate);
         self.publish_tokens.send_replace(tokens_of(&config));
         self.tell.send_replace(config.auth.private_tokens);
         let mut differing = self.file.differing(&file);
         differing.retain(|key| !TAKEN.iter().any(|taken| is_within(key, taken)));
         Ok(differing)
+    }
+}
+
+fn certificate_of(identity: &Identity) -> Certificate {
+    Certificate {
+        pin: identity.pin().to_string(),
+        expires: identity.expires(),
     }
 }
 

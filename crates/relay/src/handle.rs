@@ -33,6 +33,7 @@ use crate::{
     pulse::Pulse,
     serve::{Alive, Phase, Shared, handler::Templates, shard},
     statistics::Totals,
+    status::Observer,
 };
 
 /// How long closing may take once the drain is over.
@@ -287,6 +288,11 @@ impl Handle {
     /// What reads its counters.
     pub fn sampler(&self) -> Sampler {
         Sampler(Arc::clone(&self.shared))
+    }
+
+    /// What reads how it does, also while it drains.
+    pub fn observer(&self) -> Observer {
+        Observer::new(Arc::clone(&self.shared), self.phase.subscribe())
     }
 
     /// What keeps descriptors of onion services, if it does.

@@ -25,6 +25,7 @@ mod pulse;
 mod resolve;
 mod serve;
 pub mod statistics;
+pub mod status;
 
 pub use client_regions::ClientRegions;
 pub use config::{Config, ConfigError};
@@ -35,3 +36,4 @@ pub use onion::{
 };
 pub use policy::{Rule, RuleError, exit_policy};
 pub use pulse::Pulse;
+pub use status::Observer;

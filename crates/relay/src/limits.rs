@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 use crate::{
     config::{self, Limits},
     metrics::Level,
+    status::Use,
 };
 
 mod bucket;
@@ -223,6 +224,48 @@ impl Quotas {
         self.memory.show(level);
     }
 
+    /// Clients that have a request open.
+    pub(crate) fn users(&self) -> u64 {
+        number(self.all.active.load(Ordering::Relaxed))
+    }
+
+    /// What all clients may move, in bit/s; 0 is no limit.
+    pub(crate) fn bandwidth(&self) -> u64 {
+        self.limits.bandwidth
+    }
+
+    /// How near the limits of all clients are.
+    pub(crate) fn uses(&self) -> Vec<Use> {
+        let (held, waiting) = self.places.held();
+        let taken = |kind| self.all.places(kind).load(Ordering::Relaxed);
+        let counts = [
+            ("limits.connections", held, self.limits.connections),
+            ("limits.waiting", waiting, self.limits.waiting),
+            (
+                "limits.requests",
+                taken(Kind::Request),
+                self.limits.requests,
+            ),
+            (
+                "limits.udp_tunnels",
+                taken(Kind::Udp),
+                self.limits.udp_tunnels,
+            ),
+            ("limits.lookups", taken(Kind::LookUp), self.limits.lookups),
+            ("ip.flows", taken(Kind::IpFlow), self.ip.flows),
+            ("forwarding.ids", taken(Kind::Id), self.all.ids),
+        ];
+        let counts = counts.map(|(limit, used, most)| (limit, number(used), number(most)));
+        let (used, most) = self.memory.promised();
+        let all = counts.into_iter().chain([("limits.memory", used, most)]);
+        let all = all.map(|(limit, used, most)| Use {
+            limit: limit.into(),
+            used,
+            most,
+        });
+        all.collect()
+    }
+
     /// Whether a connection would get a place.
     pub(crate) fn admits_connection(&self, key: ClientKey) -> bool {
         self.places.admits(key)
@@ -309,6 +352,10 @@ impl Clients {
         let usage = self.known.entry(key).or_insert_with(|| fresh().into());
         Arc::clone(usage)
     }
+}
+
+fn number(n: usize) -> u64 {
+    u64::try_from(n).unwrap_or(u64::MAX)
 }
 
 /// How many ports the system gives out by itself (ip(7)): UDP sockets of any address share them, those of the resolver too.

@@ -52,6 +52,7 @@ use crate::{
     metrics::Metrics,
     serve::{Alive, Phase, Shared},
     statistics::{ClientShare, Seen, Totals},
+    status::Use,
 };
 
 /// How often is looked whether the last circuits have ended, while the relay drains.
@@ -264,6 +265,23 @@ impl Onion {
     /// Circuits now.
     pub(crate) fn circuits(&self) -> usize {
         self.relay.circuits()
+    }
+
+    /// How near the limits of all circuits are.
+    pub(crate) fn uses(&self) -> [Use; 2] {
+        let number = |n| u64::try_from(n).unwrap_or(u64::MAX);
+        [
+            Use {
+                limit: "onion.circuits".into(),
+                used: number(self.circuits()),
+                most: number(self.settings.circuits),
+            },
+            Use {
+                limit: "onion.queued".into(),
+                used: self.counts.queued(),
+                most: self.settings.queued,
+            },
+        ]
     }
 
     /// Open channels to relays now, both ways.

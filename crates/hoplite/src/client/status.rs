@@ -11,18 +11,11 @@ use super::{
 };
 use crate::{
     say::Failure,
-    up::{
-        Lock, Refusal,
-        control::{Asked, Command, Control, path_line},
-    },
+    up::control::{self, Asked, Command, path_line},
 };
 
 /// What the socket and the lock in the directory are called by.
 pub(crate) const NAME: &str = "client";
-
-/// The socket, if one is wanted; nobody else has one there meanwhile.
-#[derive(Debug)]
-pub(super) struct Socket(Option<(Control, Lock)>);
 
 /// How a client does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,33 +37,9 @@ pub(crate) struct ClientStatus {
     services: Vec<ServiceStatus>,
 }
 
-impl Socket {
-    /// In `run_dir`, which is made, if there is one.
-    pub(super) fn listen(run_dir: Option<&Path>) -> Result<Self, Failure> {
-        let Some(run_dir) = run_dir else {
-            return Ok(Self(None));
-        };
-        let lock =
-            Lock::take(run_dir, &format!("{NAME}.lock")).map_err(|refusal| match refusal {
-                Refusal::Failed(complaint) => complaint.into(),
-                Refusal::Held(pid) => Failure::new(
-                    "starting the client",
-                    format!("process {pid} has this run directory"),
-                    "end that one, or give another --run-dir",
-                ),
-            })?;
-        let control = Control::listen(run_dir, NAME);
-        let control = control.map_err(|error| Failure::file("listening in", run_dir, &error))?;
-        Ok(Self(Some((control, lock))))
-    }
-
-    /// The next question.
-    pub(super) async fn asked(&mut self) -> Asked {
-        match &mut self.0 {
-            Some((control, _)) => control.asked().await,
-            None => std::future::pending().await,
-        }
-    }
+/// The socket in `run_dir`, if there is one.
+pub(super) fn listen(run_dir: Option<&Path>) -> Result<control::Socket, Failure> {
+    control::Socket::listen(run_dir, NAME, "starting the client")
 }
 
 /// Answers a question.
@@ -121,7 +90,6 @@ impl ClientStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::up::control;
 
     fn status() -> ClientStatus {
         ClientStatus {
@@ -152,8 +120,8 @@ mod tests {
     async fn a_client_answers_at_its_socket_and_a_second_one_has_none_there() {
         let directory = tempfile::tempdir().expect("a directory");
         let run = directory.path().join("run");
-        let mut socket = Socket::listen(Some(&run)).expect("listens");
-        let second = Socket::listen(Some(&run)).expect_err("taken");
+        let mut socket = listen(Some(&run)).expect("listens");
+        let second = listen(Some(&run)).expect_err("taken");
         assert!(second.to_string().contains("--run-dir"), "{second}");
         let carried = ClientOverlay::without_relays(&super::super::Underlay::default());
         let path = control::path(&run, NAME);

@@ -20,9 +20,10 @@ use tokio::{
     time::timeout,
 };
 
-use super::nftables::Standing;
+use super::{Lock, Refusal, nftables::Standing};
 use crate::{
     client::service::{self, ServiceStatus},
+    say::Failure,
     wallet::TokensLeft,
 };
 
@@ -116,6 +117,44 @@ impl Drop for Control {
         self.serving.abort();
         // Whoever comes next replaces it anyway.
         fs::remove_file(&self.path).unwrap_or_default();
+    }
+}
+
+/// That of a command which serves in the foreground, if one is wanted; nobody else has one of this name there meanwhile.
+#[derive(Debug)]
+pub(crate) struct Socket(Option<(Control, Lock)>);
+
+impl Socket {
+    /// In `run_dir`, which is made, if there is one. `doing` is what fails if somebody else has it.
+    pub(crate) fn listen(run_dir: Option<&Path>, name: &str, doing: &str) -> Result<Self, Failure> {
+        let Some(run_dir) = run_dir else {
+            return Ok(Self(None));
+        };
+        let lock =
+            Lock::take(run_dir, &format!("{name}.lock")).map_err(|refusal| match refusal {
+                Refusal::Failed(complaint) => complaint.into(),
+                Refusal::Held(pid) => Failure::new(
+                    doing,
+                    format!("process {pid} has this run directory"),
+                    "end that one, or give another --run-dir",
+                ),
+            })?;
+        let control = Control::listen(run_dir, name);
+        let control = control.map_err(|error| Failure::file("listening in", run_dir, &error))?;
+        Ok(Self(Some((control, lock))))
+    }
+
+    /// Whether there is one.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// The next question.
+    pub(crate) async fn asked(&mut self) -> Asked {
+        match &mut self.0 {
+            Some((control, _)) => control.asked().await,
+            None => std::future::pending().await,
+        }
     }
 }
 

@@ -40,9 +40,25 @@ impl Running {
 
     /// The same, with these in its environment.
     pub(crate) fn with(command: &str, file: &Path, variables: &[(&str, &OsStr)]) -> Self {
+        Self::spawn(command, file, variables, &[])
+    }
+
+    /// The same, with a directory in which it answers whoever asks how it does.
+    pub(crate) fn answering(command: &str, file: &Path, run_dir: &Path) -> Self {
+        let arguments = [OsStr::new("--run-dir"), run_dir.as_os_str()];
+        Self::spawn(command, file, &[], &arguments)
+    }
+
+    fn spawn(
+        command: &str,
+        file: &Path,
+        variables: &[(&str, &OsStr)],
+        arguments: &[&OsStr],
+    ) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_hoplite"))
             .args([command, "--json", "--config"])
             .arg(file)
+            .args(arguments)
             .env_remove("HOPLITE_LOG")
             .env_remove("QLOGDIR")
             .env_remove("NOTIFY_SOCKET")

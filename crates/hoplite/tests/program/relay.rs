@@ -6,6 +6,8 @@ use std::{
     io::{Read, Write},
     net::{Ipv4Addr, TcpListener, TcpStream},
     os::unix::{fs::PermissionsExt, net::UnixDatagram},
+    path::Path,
+    process::{Command, Output},
 };
 
 use crate::{
@@ -13,6 +15,7 @@ use crate::{
     common::{Running, value},
 };
 use rustix::process::Signal;
+use serde_json::Value;
 
 const FILE: &str = "listen = [\"127.0.0.1:0\"]\n[[auth.token]]\ntoken = \"t\"\n";
 
@@ -60,7 +63,7 @@ fn circuits_beside_tokens_must_be_meant() {
     let directory = tempfile::tempdir().expect("directory");
     let file = directory.path().join("relay.toml");
     fs::write(&file, format!("{FILE}[onion]\nenabled = true\n")).expect("written");
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_hoplite"))
+    let output = Command::new(env!("CARGO_BIN_EXE_hoplite"))
         .args(["check", "--config"])
         .arg(&file)
         .output()
@@ -165,8 +168,120 @@ fn a_relay_whose_log_nobody_reads_goes_on() {
     assert_eq!(relay.wait_for_end().code(), Some(0));
 }
 
+/// What a relay that answers in `run_dir` says of itself.
+fn asked(run_dir: &Path) -> Value {
+    let output = ask(run_dir, &["--json"]);
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+fn ask(run_dir: &Path, options: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hoplite"))
+        .args(["relay", "status", "--run-dir"])
+        .arg(run_dir)
+        .args(options)
+        .output()
+        .expect("runs")
+}
+
+/// Asks until it says so.
+fn asked_until(run_dir: &Path, what: impl Fn(&Value) -> bool) -> Value {
+    for _ in 0..600 {
+        let said = asked(run_dir);
+        if what(&said) {
+            return said;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    panic!("it never says so: {}", asked(run_dir));
+}
+
+/// How near a limit is: used, and the most.
+fn near(said: &Value, limit: &str) -> (u64, u64) {
+    let all = said["limits"].as_array().expect("limits");
+    let of = all.iter().find(|of| of["limit"] == limit).expect(limit);
+    let number = |key: &str| of[key].as_u64().expect("a number");
+    (number("used"), number("most"))
+}
+
+#[test]
+fn an_operator_asks_a_relay_how_it_does_and_is_told_of_no_user() {
+    let directory = tempfile::tempdir().expect("directory");
+    let run_dir = directory.path().join("run");
+    let nobody = ask(&run_dir, &[]);
+    let said = String::from_utf8(nobody.stderr).expect("text");
+    assert_eq!(nobody.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("relay.sock: nobody is there: start the relay with --run-dir"),
+        "{said}"
+    );
+
+    // Its file, and the client's.
+    let more = "[limits]\nrequests_per_client = 1\ndrain = 86400\n";
+    drop(relay_with(directory.path(), None, more));
+    let file = directory.path().join("relay.toml");
+    let mut relay = Running::answering("relay", &file, &run_dir);
+    let listen = value(&relay.line_with("the relay is up"), "listen");
+    let client_file = directory.path().join("client.toml");
+    let text = fs::read_to_string(&client_file).expect("there");
+    let text: Vec<_> = text
+        .lines()
+        .map(|line| match line.starts_with("address") {
+            true => format!("address = \"{listen}\""),
+            false => line.to_owned(),
+        })
+        .collect();
+    fs::write(&client_file, text.join("\n")).expect("written");
+    let socket = fs::metadata(run_dir.join("relay.sock")).expect("there");
+    assert_eq!(socket.permissions().mode() & 0o777, 0o600);
+
+    let (_client, socks, _) = client(directory.path(), "secret");
+    let target = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("binds");
+    let port = target.local_addr().expect("bound").port();
+    let (code, near_end) = opened(socks, port);
+    assert_eq!(code, 0);
+    let (_far, _) = target.accept().expect("dialled");
+    assert_ne!(opened(socks, port).0, 0, "one request is all it may have");
+    let said = asked_until(&run_dir, |said| {
+        said["refusals"]["limit: requests"].is_u64()
+    });
+    assert_eq!(said["state"], "relay");
+    assert_eq!(said["pid"], relay.pid());
+    assert_eq!(said["listen"][0], listen);
+    assert_eq!(said["roles"], serde_json::json!(["ingress", "egress"]));
+    assert_eq!(said["draining"], false);
+    assert_eq!(said["users"], 1);
+    assert_eq!(said["open"]["tunnels_tcp"], 1);
+    assert_eq!(near(&said, "limits.requests"), (1, 262_144));
+    assert!(near(&said, "limits.memory").0 > 0 && near(&said, "LimitNOFILE").0 > 5);
+    assert!(said["certificate"]["expires"].as_u64() > Some(4_000_000_000));
+    let text = said.to_string();
+    for secret in ["127.0.0.1:".to_owned() + &port.to_string(), "secret".into()] {
+        assert!(!text.contains(&secret), "{secret} is in {text}");
+    }
+
+    fs::write(&file, "lisen = 1\n").expect("written");
+    relay.signal(Signal::HUP);
+    relay.line_with("stay");
+    let said = asked_until(&run_dir, |said| said["reload"].is_object());
+    let failure = said["reload"]["failure"].as_str().expect("it failed");
+    assert!(failure.contains("relay.toml:1:1: lisen: "), "{failure}");
+
+    relay.signal(Signal::TERM);
+    relay.line_with("draining");
+    asked_until(&run_dir, |said| said["draining"] == true);
+    let people = String::from_utf8(ask(&run_dir, &[]).stdout).expect("text");
+    assert!(people.contains("drains: it takes nothing new"), "{people}");
+    assert!(people.contains("nothing was taken: hoplite: "), "{people}");
+    drop((near_end, _far));
+    relay.line_with("the relay has stopped");
+    assert_eq!(relay.wait_for_end().code(), Some(0));
+    assert_eq!(ask(&run_dir, &[]).status.code(), Some(1));
+}
+
 /// A relay whose file says this of limits, with a stream through it that nobody ends: both ends of it, and the client between.
-fn busy(directory: &std::path::Path, limits: &str) -> (Running, Running, TcpStream, TcpStream) {
+fn busy(directory: &Path, limits: &str) -> (Running, Running, TcpStream, TcpStream) {
     let limits = format!("[limits]\n{limits}\n");
     let relay = relay_with(directory, None, &limits);
     let (client, socks, _) = client(directory, "secret");
@@ -228,7 +343,7 @@ fn a_fleets_key_that_everybody_may_read_is_refused() {
     fs::write(&key, "0f".repeat(16)).expect("written");
     for (mode, code) in [(0o644, 2), (0o640, 0), (0o400, 0)] {
         fs::set_permissions(&key, fs::Permissions::from_mode(mode)).expect("set");
-        let output = std::process::Command::new(env!("CARGO_BIN_EXE_hoplite"))
+        let output = Command::new(env!("CARGO_BIN_EXE_hoplite"))
             .args(["check", "--config"])
             .arg(&file)
             .output()

@@ -517,6 +517,12 @@ impl Memory {
         self.books().has_fallen()
     }
 
+    /// How many bytes are promised, and how many may be.
+    pub(super) fn promised(&self) -> (u64, u64) {
+        let books = self.books();
+        (books.used, books.most)
+    }
+
     /// Shows on this level what is promised.
     pub(super) fn show(&self, level: &Level) {
         self.books().level = level.clone();

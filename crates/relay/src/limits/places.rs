@@ -123,6 +123,12 @@ impl Places {
         })
     }
 
+    /// How many connections hold a place, and how many of those wait.
+    pub(super) fn held(&self) -> (usize, usize) {
+        let state = self.state();
+        (state.held, state.waiting.len)
+    }
+
     /// Whether a newcomer would get a place.
     pub(super) fn admits(&self, client: ClientKey) -> bool {
         let state = self.state();
