@@ -1,5 +1,5 @@
 //! `hoplite relay`: serves until it is told to stop. SIGTERM and SIGINT drain (a second one stops at once), SIGHUP reads the file again: tokens,
-//! certificates, rules and where clients are. It keeps the old ones if the new are wrong, and names what else has changed.
+//! certificates, rules, limits and where clients are. It keeps the old ones if the new are wrong, and names what else has changed.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,7 +14,8 @@ use hoplite_crypto::{
 use hoplite_directory::{Client, Heard, HsDirs, Offered, Refused, Store, ask_caches};
 use hoplite_overlay::Direct;
 use hoplite_relay::{
-    Config, Handle, HsDir, Listed, Parts, Rekey, Relay, StartError, config::PrivateTokens,
+    Config, Handle, HsDir, Listed, Parts, Rekey, Relay, StartError,
+    config::{PrivateTokens, RELOADED_LIMITS},
 };
 use hoplite_wire::directory::{Key, List, Source, Tokens};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -98,6 +99,11 @@ fn serve_file(path: &Path, run_dir: Option<&Path>) -> Result<(), Failure> {
             circuits: circuits.transpose()?,
         };
         let handle = start(&loaded.config, &identity, parts)?;
+        let (tell_status, status) = watch::channel(Told {
+            certificate: certificate_of(&identity),
+            reload: None,
+        });
+        let teller = Teller::listen(run_dir, &loaded.config, &handle, status)?;
         tell(&handle);
         let rotation = rotation(&loaded.config, onion.as_ref(), &handle)?;
         let current = rotation.as_ref().map(Rotation::watch);
@@ -117,22 +123,19 @@ fn serve_file(path: &Path, run_dir: Option<&Path>) -> Result<(), Failure> {
         let (tell, said) = watch::channel(loaded.config.auth.private_tokens.clone());
         let keeper = Keeper::new(said, &handle);
         let pulse = handle.pulse();
-        let (tell_status, said) = watch::channel(Told {
-            certificate: certificate_of(&identity),
-            reload: None,
-        });
-        let teller = Teller::listen(run_dir, &loaded.config, &handle, said)?;
         let reloads = Reloads {
             handle,
             path,
             file,
+            last: None,
+            drain: loaded.config.limits.drain,
             tell,
             publish_tokens,
             tell_status,
         };
         process::notify_ready();
         tokio::select! {
-            () = serve(reloads, loaded.config.limits.drain, &mut signals) => {}
+            () = serve(reloads, &mut signals) => {}
             () = keeper.run() => {}
             () = publish(publisher) => {}
             () = keep(statistics) => {}
@@ -245,6 +248,11 @@ const TAKEN: [&str; 9] = [
     "ingress.mmdb",
 ];
 
+fn is_taken(key: &str) -> bool {
+    let mut taken = TAKEN.iter().chain(&RELOADED_LIMITS);
+    taken.any(|taken| is_within(key, taken))
+}
+
 fn is_within(key: &str, table: &str) -> bool {
     let rest = key.strip_prefix(table);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
@@ -256,6 +264,10 @@ struct Reloads<'a> {
     path: &'a Path,
     /// As it was when the relay began.
     file: Document,
+    /// As it was when it was last taken, if that was later.
+    last: Option<Document>,
+    /// How long what is open may go on after the relay was told to stop.
+    drain: Duration,
     /// Whoever fetches the issuer's keys.
     tell: watch::Sender<Option<PrivateTokens>>,
     /// Whoever publishes which ones it takes.
@@ -264,20 +276,30 @@ struct Reloads<'a> {
     tell_status: watch::Sender<Told>,
 }
 
-/// `drain` is how long what is open may go on after the relay was told to stop.
-async fn serve(reloads: Reloads<'_>, drain: Duration, signals: &mut Signals) {
+/// What came of the keys that have changed in a file.
+struct Changed {
+    /// Since it was last read; they hold from now on.
+    taken: Vec<String>,
+    /// Since the relay began; they wait until it is started again.
+    waiting: Vec<String>,
+}
+
+async fn serve(mut reloads: Reloads<'_>, signals: &mut Signals) {
     while signals.next().await == Asked::Reload {
         let done = reloads.reload();
         reloads.tell_status.send_modify(|told| {
             told.reload = Some(Reload {
                 at: now(),
                 failure: done.as_ref().err().map(ToString::to_string),
-                waiting: done.as_ref().map_or_else(|_| Vec::new(), Clone::clone),
+                waiting: done
+                    .as_ref()
+                    .map_or_else(|_| Vec::new(), |changed| changed.waiting.clone()),
             });
         });
         match done {
-            Ok(waiting) => {
-                info!(pin = %reloads.handle.pin(), "tokens, certificates, rules and clients' regions were read again");
+            Ok(Changed { taken, waiting }) => {
+                let taken = taken.join(", ");
+                info!(pin = %reloads.handle.pin(), taken, "tokens, certificates, rules, limits and clients' regions were read again");
                 if !waiting.is_empty() {
                     warn!(
                         "of the file this waits until the relay is started again: {}",
@@ -286,10 +308,13 @@ async fn serve(reloads: Reloads<'_>, drain: Duration, signals: &mut Signals) {
                 }
             }
             Err(failure) => {
-                error!("the old tokens, certificates, rules and clients' regions stay: {failure}");
+                error!(
+                    "the old tokens, certificates, rules, limits and clients' regions stay: {failure}"
+                );
             }
         }
     }
+    let drain = reloads.drain;
     info!(
         "draining: open tunnels may go on for {} s, a second signal stops at once",
         drain.as_secs_f64()
@@ -302,8 +327,8 @@ async fn serve(reloads: Reloads<'_>, drain: Duration, signals: &mut Signals) {
 }
 
 impl Reloads<'_> {
-    /// Answers what of the file a running relay does not take.
-    fn reload(&self) -> Result<Vec<String>, Failure> {
+    /// Takes all that a running relay can take of the file, or nothing.
+    fn reload(&mut self) -> Result<Changed, Failure> {
         let file = config::open(self.path)?;
         let config = config::relay::read(&file)?.config;
         let identity = files_of(&config).read()?;
@@ -312,14 +337,19 @@ impl Reloads<'_> {
             .and_then(|()| self.handle.reload(&config.auth, Some(&identity)))
             .map_err(|error| refused(&error))?;
         self.handle.reload_rules(&config);
+        self.handle.reload_limits(&config.limits);
+        self.drain = config.limits.drain;
         let certificate = certificate_of(&identity);
         self.tell_status
             .send_modify(|told| told.certificate = certificate);
         self.publish_tokens.send_replace(tokens_of(&config));
         self.tell.send_replace(config.auth.private_tokens);
-        let mut differing = self.file.differing(&file);
-        differing.retain(|key| !TAKEN.iter().any(|taken| is_within(key, taken)));
-        Ok(differing)
+        let mut waiting = self.file.differing(&file);
+        waiting.retain(|key| !is_taken(key));
+        let mut taken = self.last.as_ref().unwrap_or(&self.file).differing(&file);
+        taken.retain(|key| is_taken(key));
+        self.last = Some(file);
+        Ok(Changed { taken, waiting })
     }
 }
 

@@ -34,7 +34,7 @@ pub use hoplite_config::ConfigError;
 pub use hoplite_http::h3::Share;
 pub use hoplite_link::{LinkKind, Pad};
 pub use ip::Ip;
-pub use limits::Limits;
+pub use limits::{Limits, RELOADED_LIMITS};
 pub use onion::{Onion, Tor, TorAuthority, TorAuthorityError};
 pub use pool::Pool;
 pub use spent_store::SpentStore;

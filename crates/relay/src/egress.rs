@@ -54,7 +54,8 @@ pub(crate) struct Egress {
     resolver: Resolver,
     pools: Pools,
     bound: BoundSockets,
-    patience: Duration,
+    /// How long a target may take to accept a TCP connection.
+    patience: ArcSwap<Duration>,
 }
 
 /// For whom a flow leaves: it decides its address and nothing else.
@@ -74,7 +75,7 @@ impl Egress {
             resolver: Resolver::new(&config.egress.resolver, config.limits.resolve),
             pools: Pools::new(&config.egress),
             bound: BoundSockets::new(config),
-            patience: config.limits.connect,
+            patience: ArcSwap::from_pointee(config.limits.connect),
         }
     }
 
@@ -82,6 +83,11 @@ impl Egress {
     pub(crate) fn set_rules(&self, config: &Config) {
         let policy = self.policy().with_rules_of(config);
         self.policy.store(Arc::new(policy));
+    }
+
+    /// Waits so long for targets from now on.
+    pub(crate) fn set_patience(&self, patience: Duration) {
+        self.patience.store(Arc::new(patience));
     }
 
     fn policy(&self) -> Guard<Arc<Policy>> {
@@ -103,7 +109,8 @@ impl Egress {
         let source = |ip| self.source(verdict, origin, ip);
         let addresses = self.addresses(target, queries, metrics).await?;
         let start = Instant::now();
-        let connecting = timeout(self.patience, connect_socket_from(&addresses, &source));
+        let patience = **self.patience.load();
+        let connecting = timeout(patience, connect_socket_from(&addresses, &source));
         let socket = connecting.await.map_err(|_| Failure::TimedOut)??;
         metrics::observe(&metrics.connect, start.elapsed());
         Ok(socket)

@@ -366,6 +366,14 @@ impl Handle {
         self.shared.egress.set_rules(config);
     }
 
+    /// Takes those of [`RELOADED_LIMITS`](crate::config::RELOADED_LIMITS). Nobody loses what he has: where there is less now, newcomers find less.
+    pub fn reload_limits(&self, limits: &Limits) {
+        let limits = self.shared.limits().reloaded(limits);
+        self.shared.quotas.set_limits(limits.clone());
+        self.shared.egress.set_patience(limits.connect);
+        self.shared.limits.store(Arc::new(limits));
+    }
+
     /// Takes the geofeed or the database of clients' addresses as it is now, or none; connections that are there keep the region that they had.
     ///
     /// # Errors
@@ -424,7 +432,7 @@ impl Shared {
             congestion: config.tunnel.congestion,
             pad: config.tunnel.pad,
             name: config.name.clone(),
-            limits: config.limits.clone(),
+            limits: ArcSwap::from_pointee(config.limits.clone()),
             forwarding: config.forwarding.clone(),
             bound_udp: config.bound_udp.clone(),
             templates: Templates::new(&config.masque)?,

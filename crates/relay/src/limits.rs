@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 
 use crate::{
@@ -35,6 +36,7 @@ use memory::Memory;
 pub(crate) use memory::{Account, INITIAL_WINDOWS, InHand, MemoryReservation, Transport};
 use places::Places;
 pub(crate) use places::{Busy, Place};
+use unvalidated::HandshakeBounds;
 pub(crate) use unvalidated::{Room, UnvalidatedHandshakes};
 
 /// From 32768 to 60999, where the system does not say.
@@ -59,10 +61,11 @@ pub(crate) enum Reached {
 /// The relay's limits and what is used of them.
 #[derive(Debug)]
 pub(crate) struct Quotas {
-    limits: Limits,
+    limits: ArcSwap<Limits>,
     ip: config::Ip,
     hasher: RandomState,
     places: Arc<Places>,
+    handshakes: Arc<HandshakeBounds>,
     memory: Arc<Memory>,
     /// How often there was no memory left for a client that had none.
     memory_short: AtomicU64,
@@ -129,14 +132,8 @@ pub(crate) struct QueryQuota<'a> {
 
 impl Quotas {
     /// Nothing is used yet.
-    pub(crate) fn new(mut limits: Limits, ip: config::Ip, ids: usize) -> Self {
-        if limits.udp_tunnels == 0 {
-            limits.udp_tunnels = ports() / 8 * 7;
-        }
-        if limits.memory == 0 {
-            limits.memory = memory::of_machine() / 4;
-        }
-        limits.waiting = limits.waiting.min(memory::waiting(limits.memory));
+    pub(crate) fn new(limits: Limits, ip: config::Ip, ids: usize) -> Self {
+        let limits = settled(limits);
         let all = Usage {
             bandwidth: Bucket::bits_per_second(limits.bandwidth),
             echoes: Bucket::per_second(ip.echoes),
@@ -145,11 +142,12 @@ impl Quotas {
         };
         Self {
             places: Places::new(&limits),
+            handshakes: HandshakeBounds::new(&limits),
             memory: Memory::new(&limits),
             memory_short: AtomicU64::new(0),
             handshakes_fallen: Arc::default(),
             all: Arc::new(all),
-            limits,
+            limits: ArcSwap::from_pointee(limits),
             ip,
             hasher: RandomState::new(),
             clients: Mutex::new(Clients {
@@ -157,6 +155,32 @@ impl Quotas {
                 sweep_at: FEW,
             }),
         }
+    }
+
+    /// From now on these hold. Nobody loses what he has: where there is less now, newcomers find less.
+    pub(crate) fn set_limits(&self, limits: Limits) {
+        let limits = Arc::new(settled(limits));
+        self.places.set_bounds(&limits);
+        self.handshakes.set(&limits);
+        self.memory.set_most(limits.memory);
+        self.all.bandwidth.set_bits_per_second(limits.bandwidth);
+        // Before those that are known are told: who comes to be known meanwhile has it from here.
+        self.limits.store(Arc::clone(&limits));
+        for client in self.clients.lock().known.values() {
+            let Usage {
+                bandwidth,
+                share,
+                queries,
+                ..
+            } = &**client;
+            bandwidth.set_bits_per_second(limits.bandwidth_per_client);
+            share.set_bits_per_second(limits.bandwidth);
+            queries.set_per_second(limits.queries_per_client);
+        }
+    }
+
+    fn limits(&self) -> Guard<Arc<Limits>> {
+        self.limits.load()
     }
 
     /// The client at this address: an IPv4 address, or an IPv6 /56 (what one customer gets, RFC 6177).
@@ -196,7 +220,7 @@ impl Quotas {
     /// # Errors
     /// The limit that is reached.
     pub(crate) fn account(&self, key: ClientKey) -> Result<Account, Reached> {
-        let account = self.memory.enter(key, self.limits.stream_window);
+        let account = self.memory.enter(key, self.limits().stream_window);
         if matches!(account, Err(Reached::Total)) {
             self.memory_short.fetch_add(1, Ordering::Relaxed);
         }
@@ -210,7 +234,10 @@ impl Quotas {
 
     /// A pool of handshakes with clients whose addresses are not validated, for one shard.
     pub(crate) fn unvalidated(&self) -> UnvalidatedHandshakes {
-        UnvalidatedHandshakes::new(&self.limits, Arc::clone(&self.handshakes_fallen))
+        UnvalidatedHandshakes::new(
+            Arc::clone(&self.handshakes),
+            Arc::clone(&self.handshakes_fallen),
+        )
     }
 
     /// Whether connections, or handshakes of unvalidated addresses, hold much less memory than they did when this was last so.
@@ -231,27 +258,20 @@ impl Quotas {
 
     /// What all clients may move, in bit/s; 0 is no limit.
     pub(crate) fn bandwidth(&self) -> u64 {
-        self.limits.bandwidth
+        self.limits().bandwidth
     }
 
     /// How near the limits of all clients are.
     pub(crate) fn uses(&self) -> Vec<Use> {
         let (held, waiting) = self.places.held();
+        let limits = self.limits();
         let taken = |kind| self.all.places(kind).load(Ordering::Relaxed);
         let counts = [
-            ("limits.connections", held, self.limits.connections),
-            ("limits.waiting", waiting, self.limits.waiting),
-            (
-                "limits.requests",
-                taken(Kind::Request),
-                self.limits.requests,
-            ),
-            (
-                "limits.udp_tunnels",
-                taken(Kind::Udp),
-                self.limits.udp_tunnels,
-            ),
-            ("limits.lookups", taken(Kind::LookUp), self.limits.lookups),
+            ("limits.connections", held, limits.connections),
+            ("limits.waiting", waiting, limits.waiting),
+            ("limits.requests", taken(Kind::Request), limits.requests),
+            ("limits.udp_tunnels", taken(Kind::Udp), limits.udp_tunnels),
+            ("limits.lookups", taken(Kind::LookUp), limits.lookups),
             ("ip.flows", taken(Kind::IpFlow), self.ip.flows),
             ("forwarding.ids", taken(Kind::Id), self.all.ids),
         ];
@@ -281,7 +301,8 @@ impl Quotas {
     /// # Errors
     /// The limit that is reached.
     pub(crate) fn request(&self, key: ClientKey) -> Result<QuotaGuard, Reached> {
-        let limits = (self.limits.requests_per_client, self.limits.requests);
+        let limits = self.limits();
+        let limits = (limits.requests_per_client, limits.requests);
         self.quota(self.usage(key), Kind::Request, limits)
     }
 
@@ -299,7 +320,7 @@ impl Quotas {
     /// # Errors
     /// The limit that is reached.
     pub(crate) fn udp(&self, request: &QuotaGuard) -> Result<QuotaGuard, Reached> {
-        let total = self.limits.udp_tunnels;
+        let total = self.limits().udp_tunnels;
         self.quota(Arc::clone(&request.client), Kind::Udp, (total, total))
     }
 
@@ -321,11 +342,12 @@ impl Quotas {
 
     fn usage(&self, key: ClientKey) -> Arc<Usage> {
         let mut clients = self.clients.lock();
+        let limits = self.limits();
         clients.usage(key, || Usage {
-            bandwidth: Bucket::bits_per_second(self.limits.bandwidth_per_client),
-            queries: Bucket::per_second(self.limits.queries_per_client),
+            bandwidth: Bucket::bits_per_second(limits.bandwidth_per_client),
+            queries: Bucket::per_second(limits.queries_per_client),
             echoes: Bucket::per_second(self.ip.echoes_per_client),
-            share: Bucket::bits_per_second(self.limits.bandwidth),
+            share: Bucket::bits_per_second(limits.bandwidth),
             echo_share: Bucket::per_second(self.ip.echoes),
             ..Usage::unlimited()
         })
@@ -352,6 +374,18 @@ impl Clients {
         let usage = self.known.entry(key).or_insert_with(|| fresh().into());
         Arc::clone(usage)
     }
+}
+
+/// What stands for the machine's own measure is that.
+fn settled(mut limits: Limits) -> Limits {
+    if limits.udp_tunnels == 0 {
+        limits.udp_tunnels = ports() / 8 * 7;
+    }
+    if limits.memory == 0 {
+        limits.memory = memory::of_machine() / 4;
+    }
+    limits.waiting = limits.waiting.min(memory::waiting(limits.memory));
+    limits
 }
 
 fn number(n: usize) -> u64 {
@@ -477,7 +511,7 @@ impl QueryQuota<'_> {
     /// # Errors
     /// The limit that is reached.
     pub(crate) fn look_up(&self) -> Result<Option<QuotaGuard>, Reached> {
-        let total = self.quotas.limits.lookups;
+        let total = self.quotas.limits().lookups;
         let client = self.client.as_ref().map(Arc::clone);
         client
             .map(|client| self.quotas.quota(client, Kind::LookUp, (total, total)))
@@ -643,7 +677,7 @@ mod tests {
             assert_eq!(range(text), ports, "{text:?}");
         }
         let quotas = quotas(|_| ());
-        let all = quotas.limits.udp_tunnels;
+        let all = quotas.limits().udp_tunnels;
         assert!((7..65_536).contains(&all), "{all}");
         let requests = [0, 1].map(|n| quotas.request(quotas.by_token(n)).expect("free"));
         let held: Vec<_> = std::iter::from_fn(|| quotas.udp(&requests[0]).ok()).collect();
@@ -742,6 +776,32 @@ mod tests {
         assert_eq!(quotas.request(key).expect_err("full"), Reached::Client);
         drop(first);
         assert!(quotas.request(key).is_ok());
+    }
+
+    #[test]
+    fn new_limits_hold_for_who_is_there_and_take_nothing_away() {
+        let quotas = quotas(|limits| limits.requests_per_client = 3);
+        let key = quotas.by_token(0);
+        let held = all_of(&quotas, key);
+        let pace = held[0].pace();
+        assert_eq!((held.len(), pace.owes(1 << 30)), (3, Duration::ZERO));
+        quotas.set_limits(Limits {
+            requests_per_client: 1,
+            bandwidth_per_client: 8_000,
+            queries_per_client: 1,
+            ..Limits::default()
+        });
+        assert_eq!(quotas.users(), 1, "what is open stays open");
+        assert!(pace.owes(10_000) > Duration::from_secs(5));
+        let asks = quotas.queries(&held[0]);
+        let admitted = (0..10).filter(|_| asks.admits_query()).count();
+        assert!((1..=2).contains(&admitted), "{admitted}");
+        let mut held = held.into_iter();
+        drop((held.next(), held.next()));
+        assert_eq!(quotas.request(key).expect_err("full"), Reached::Client);
+        drop(held);
+        assert!(quotas.request(key).is_ok());
+        assert_eq!(quotas.request(quotas.by_token(1)).map(drop), Ok(()));
     }
 
     #[test]

@@ -40,7 +40,7 @@ use self::handler::Templates;
 pub(crate) struct Shared {
     /// For `Proxy-Status`.
     pub(crate) name: String,
-    pub(crate) limits: Limits,
+    pub(crate) limits: ArcSwap<Limits>,
     pub(crate) forwarding: crate::config::Forwarding,
     pub(crate) bound_udp: crate::config::BoundUdp,
     pub(crate) templates: Templates,
@@ -73,6 +73,11 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// The limits that hold now.
+    pub(crate) fn limits(&self) -> Arc<Limits> {
+        self.limits.load_full()
+    }
+
     /// Circuits, if channels come in over this.
     pub(crate) fn onion_over(&self, carrier: LinkKind) -> Option<&Arc<Onion>> {
         self.onion.as_ref().filter(|onion| onion.has(carrier))

@@ -109,18 +109,27 @@ fn a_wrong_file_on_reload_changes_nothing_and_is_told() {
     relay.line_with("the relay is up");
     fs::write(&file, FILE.replace("token = ", "tokn = ")).expect("written");
     relay.signal(Signal::HUP);
-    let line = relay.line_with("the old tokens, certificates, rules and clients' regions stay");
+    let line =
+        relay.line_with("the old tokens, certificates, rules, limits and clients' regions stay");
     assert!(
         line.contains("relay.toml:3:1: auth.token[0].tokn: there is no such key"),
         "{line}"
     );
     let next = FILE.replace("\"t\"", "\"u\"");
-    let more = "[egress]\ndeny = [\"192.0.2.0/24\"]\n[limits]\nconnect = 3\n";
+    let more = "[egress]\ndeny = [\"192.0.2.0/24\"]\n[limits]\nconnect = 3\nhandshake = 3\n";
     fs::write(&file, format!("{next}{more}")).expect("written");
     relay.signal(Signal::HUP);
-    relay.line_with("tokens, certificates, rules and clients' regions were read again");
+    let read_again = "tokens, certificates, rules, limits and clients' regions were read again";
+    let taken = value(&relay.line_with(read_again), "taken");
+    assert_eq!(taken, "auth.token, egress.deny, limits.connect");
     let line = relay.line_with("this waits until the relay is started again");
-    assert!(line.contains("again: limits.connect\""), "{line}");
+    assert!(line.contains("again: limits.handshake\""), "{line}");
+    fs::write(&file, format!("{next}{more}drain = 3\n")).expect("written");
+    relay.signal(Signal::HUP);
+    let taken = value(&relay.line_with(read_again), "taken");
+    assert_eq!(taken, "limits.drain", "what is new since the last time");
+    let line = relay.line_with("this waits until the relay is started again");
+    assert!(line.contains("again: limits.handshake\""), "{line}");
     relay.signal(Signal::INT);
     relay.line_with("the relay has stopped");
     assert_eq!(relay.wait_for_end().code(), Some(0));
@@ -143,7 +152,8 @@ fn a_wrong_geofeed_on_reload_is_told_with_its_line() {
     relay.line_with("the relay is up");
     fs::write(&feed, "192.0.2.0/24,DE,,,\n192.0.2.0/24,FR,,,\n").expect("written");
     relay.signal(Signal::HUP);
-    let line = relay.line_with("the old tokens, certificates, rules and clients' regions stay");
+    let line =
+        relay.line_with("the old tokens, certificates, rules, limits and clients' regions stay");
     let says = "relay.toml:5:11: ingress.geofeed: cannot read";
     assert!(
         line.contains(says) && line.contains("line 2: 192.0.2.0/24 is there twice"),
@@ -151,7 +161,7 @@ fn a_wrong_geofeed_on_reload_is_told_with_its_line() {
     );
     fs::write(&feed, "192.0.2.0/24,FR,,,\n").expect("written");
     relay.signal(Signal::HUP);
-    relay.line_with("tokens, certificates, rules and clients' regions were read again");
+    relay.line_with("tokens, certificates, rules, limits and clients' regions were read again");
 }
 
 #[test]
@@ -300,6 +310,37 @@ fn a_relay_that_drains_gives_open_tunnels_the_time_of_its_file() {
     relay.signal(Signal::TERM);
     relay.line_with("open tunnels may go on for 0.25 s");
     relay.line_with("closed tunnels that were still open");
+    assert_eq!(relay.wait_for_end().code(), Some(0));
+}
+
+#[test]
+fn new_limits_hold_at_once_and_what_is_open_stays_open() {
+    let directory = tempfile::tempdir().expect("directory");
+    let limits = "requests_per_client = 1\ndrain = 86400";
+    let (mut relay, _client, mut near, mut far) = busy(directory.path(), limits);
+    let target = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("binds");
+    let port = target.local_addr().expect("bound").port();
+    let (_other, socks, _) = client(directory.path(), "secret");
+    assert_ne!(opened(socks, port).0, 0, "one is all that the token has");
+    let file = directory.path().join("relay.toml");
+    let text = fs::read_to_string(&file).expect("there");
+    for (most, drain) in [(2, 86_400.0), (1, 0.25)] {
+        let limits = format!("requests_per_client = {most}\ndrain = {drain}");
+        fs::write(
+            &file,
+            text.replace("requests_per_client = 1\ndrain = 86400", &limits),
+        )
+        .expect("written");
+        relay.signal(Signal::HUP);
+        relay.line_with("were read again");
+        let (code, _second) = opened(socks, port);
+        assert_eq!(code == 0, most == 2, "{most}: {code}");
+        far.write_all(b"still").expect("takes");
+        let mut read = [0; 5];
+        near.read_exact(&mut read).expect("open");
+    }
+    relay.signal(Signal::TERM);
+    relay.line_with("open tunnels may go on for 0.25 s");
     assert_eq!(relay.wait_for_end().code(), Some(0));
 }
 

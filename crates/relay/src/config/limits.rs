@@ -9,6 +9,30 @@ use serde::Deserialize;
 
 use super::ConfigError;
 
+/// The keys that a running relay takes. The others are what its sockets, its sessions and its circuits were made with, and wait until it is started again.
+pub const RELOADED_LIMITS: [&str; 20] = [
+    "limits.connections",
+    "limits.connections_per_client",
+    "limits.waiting",
+    "limits.waiting_per_client",
+    "limits.unvalidated_handshakes",
+    "limits.unvalidated_handshakes_per_client",
+    "limits.requests",
+    "limits.requests_per_client",
+    "limits.udp_tunnels",
+    "limits.abandoned",
+    "limits.bandwidth",
+    "limits.bandwidth_per_client",
+    "limits.queries_per_client",
+    "limits.lookups",
+    "limits.query",
+    "limits.first_request",
+    "limits.idle_stream",
+    "limits.connect",
+    "limits.drain",
+    "limits.memory",
+];
+
 /// How much of everything.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -145,6 +169,23 @@ impl Limits {
         .min(256)
     }
 
+    /// These, with what a running relay takes of `new` ([`RELOADED_LIMITS`]).
+    pub(crate) fn reloaded(&self, new: &Self) -> Self {
+        Self {
+            requests_per_connection: self.requests_per_connection,
+            handshake: self.handshake,
+            idle_connection: self.idle_connection,
+            idle_datagrams: self.idle_datagrams,
+            resolve: self.resolve,
+            header: self.header,
+            connection_window: self.connection_window,
+            stream_window: self.stream_window,
+            datagram_buffer: self.datagram_buffer,
+            shards: self.shards,
+            ..new.clone()
+        }
+    }
+
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let zeros = [
             ("limits.connections", self.connections == 0),
@@ -193,6 +234,33 @@ impl Limits {
                 format!("expected at least {least} bytes"),
             )),
             None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_to_be_taken_is_taken_and_nothing_else() {
+        let example = include_str!("../../../../examples/relay.toml");
+        let (_, table) = example.split_once("\n[limits]\n").expect("there");
+        let table = table.split("\n[").next().expect("there");
+        let keys = table.lines().filter_map(|line| {
+            let (key, _) = line.strip_prefix("# ").unwrap_or(line).split_once(" = ")?;
+            let plain = |c: char| c.is_ascii_lowercase() || c == '_';
+            key.chars().all(plain).then_some(key)
+        });
+        let keys: Vec<_> = keys.collect();
+        assert_eq!(keys.len(), 30, "{keys:?}");
+        let old = Limits::default();
+        for key in keys {
+            let new: Limits = toml::from_str(&format!("{key} = 77777")).expect(key);
+            assert_ne!(new, old, "{key}");
+            let taken = old.reloaded(&new) == new;
+            let told = RELOADED_LIMITS.contains(&format!("limits.{key}").as_str());
+            assert_eq!(taken, told, "{key}");
         }
     }
 }

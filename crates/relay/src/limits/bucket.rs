@@ -2,6 +2,7 @@
 //! The quotas have one for each client and one for all. The generic cell rate algorithm (ITU-T I.371, annex A).
 
 use std::{
+    num::NonZeroU64,
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
@@ -17,7 +18,7 @@ const CROWD: u64 = 1_000_000_000;
 #[derive(Debug)]
 pub(crate) struct Bucket {
     /// In bit/s; 0 gives without limit.
-    rate: u64,
+    rate: AtomicU64,
     burst: u64,
     /// Nanoseconds from `since` until all is paid.
     paid: AtomicU64,
@@ -28,7 +29,7 @@ impl Bucket {
     /// A full bucket for `rate` bit/s; 0 is no limit.
     pub(crate) fn bits_per_second(rate: u64) -> Self {
         Self {
-            rate,
+            rate: AtomicU64::new(rate),
             burst: BURST,
             paid: AtomicU64::new(0),
             since: Instant::now(),
@@ -48,17 +49,27 @@ impl Bucket {
         Self::bits_per_second(0)
     }
 
+    /// Gives out so many bit/s from now on; 0 is no limit. What was spent stays spent.
+    pub(crate) fn set_bits_per_second(&self, rate: u64) {
+        self.rate.store(rate, Ordering::Relaxed);
+    }
+
+    /// Gives out so many things a second from now on; 0 is no limit.
+    pub(crate) fn set_per_second(&self, rate: u32) {
+        self.set_bits_per_second(u64::from(rate) * 8);
+    }
+
     /// Whether it gives out no more than a rate.
     pub(crate) fn is_limited(&self) -> bool {
-        self.rate != 0
+        self.rate().is_some()
     }
 
     /// Takes `bytes` if there is room for them.
     pub(crate) fn admits(&self, bytes: usize) -> bool {
-        if self.rate == 0 {
+        let Some(rate) = self.rate() else {
             return true;
-        }
-        let (now, cost) = (self.now(), self.cost(bytes));
+        };
+        let (now, cost) = (self.now(), cost(bytes, rate));
         let room = |paid: u64| {
             let after = paid.max(now).saturating_add(cost);
             (paid <= now.saturating_add(self.burst)).then_some(after)
@@ -71,10 +82,10 @@ impl Bucket {
 
     /// Takes `bytes` in any case, and says how long to wait before the next.
     pub(crate) fn spend(&self, bytes: usize) -> Duration {
-        if self.rate == 0 {
+        let Some(rate) = self.rate() else {
             return Duration::ZERO;
-        }
-        let (now, cost) = (self.now(), self.cost(bytes));
+        };
+        let (now, cost) = (self.now(), cost(bytes, rate));
         let after = |paid: u64| Some(paid.max(now).saturating_add(cost));
         let before = self
             .paid
@@ -86,18 +97,22 @@ impl Bucket {
 
     /// Whether something is still to be paid.
     pub(crate) fn is_in_debt(&self) -> bool {
-        self.rate != 0 && self.paid.load(Ordering::Relaxed) > self.now()
+        self.is_limited() && self.paid.load(Ordering::Relaxed) > self.now()
     }
 
-    /// The time that `bytes` take, in nanoseconds.
-    fn cost(&self, bytes: usize) -> u64 {
-        let bits = bytes as u128 * 8 * 1_000_000_000;
-        u64::try_from(bits / u128::from(self.rate)).unwrap_or(u64::MAX)
+    fn rate(&self) -> Option<NonZeroU64> {
+        NonZeroU64::new(self.rate.load(Ordering::Relaxed))
     }
 
     fn now(&self) -> u64 {
         u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
+}
+
+/// The time that `bytes` take, in nanoseconds.
+fn cost(bytes: usize, rate: NonZeroU64) -> u64 {
+    let bits = bytes as u128 * 8 * 1_000_000_000;
+    u64::try_from(bits / u128::from(rate.get())).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -517,6 +517,11 @@ impl Memory {
         self.books().has_fallen()
     }
 
+    /// From now on so much may be promised; what is promised stays.
+    pub(super) fn set_most(&self, bytes: u64) {
+        self.books().most = bytes;
+    }
+
     /// How many bytes are promised, and how many may be.
     pub(super) fn promised(&self) -> (u64, u64) {
         let books = self.books();

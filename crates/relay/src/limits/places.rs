@@ -24,11 +24,10 @@ use crate::config::Limits;
 /// All places.
 #[derive(Debug)]
 pub(crate) struct Places {
-    bounds: Bounds,
     state: Mutex<State>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Bounds {
     all: usize,
     of_client: usize,
@@ -50,6 +49,7 @@ pub(crate) struct Busy(Arc<Place>);
 
 #[derive(Debug, Default)]
 struct State {
+    bounds: Bounds,
     /// Numbers connections, and moments at which one began to wait or to rest.
     next: u64,
     connections: HashMap<u64, Connection>,
@@ -95,16 +95,18 @@ struct ConnectionQueue {
 
 impl Places {
     pub(super) fn new(limits: &Limits) -> Arc<Self> {
-        let bounds = Bounds {
-            all: limits.connections,
-            of_client: limits.connections_per_client,
-            waiting: limits.waiting,
-            waiting_of_client: limits.waiting_per_client,
+        let state = State {
+            bounds: Bounds::of(limits),
+            ..State::default()
         };
         Arc::new(Self {
-            bounds,
-            state: Mutex::default(),
+            state: Mutex::new(state),
         })
+    }
+
+    /// From now on newcomers find so many places. Whoever has one keeps it, also where there are fewer now.
+    pub(super) fn set_bounds(&self, limits: &Limits) {
+        self.state().bounds = Bounds::of(limits);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -114,7 +116,8 @@ impl Places {
     /// Gives a newcomer a place; somebody else may lose his.
     pub(super) fn enter(self: &Arc<Self>, client: ClientKey) -> Result<Place, Reached> {
         let mut state = self.state();
-        state.make_room(client, self.bounds)?;
+        let bounds = state.bounds;
+        state.make_room(client, bounds)?;
         let (id, told) = state.enter(client);
         Ok(Place {
             places: self.clone(),
@@ -132,11 +135,12 @@ impl Places {
     /// Whether a newcomer would get a place.
     pub(super) fn admits(&self, client: ClientKey) -> bool {
         let state = self.state();
+        let bounds = state.bounds;
         let of_client = state.clients.get(&client).map_or(0, |client| client.held);
         let own = state.waiting.of(client) + state.resting.of(client);
-        !state.is_leaving(client, self.bounds)
-            && (of_client < self.bounds.of_client || own > 0)
-            && (state.held < self.bounds.all || state.first_of_all(client).is_some())
+        !state.is_leaving(client, bounds)
+            && (of_client < bounds.of_client || own > 0)
+            && (state.held < bounds.all || state.first_of_all(client).is_some())
     }
 
     /// Sends away the connection that costs its client least, if there is one.
@@ -144,6 +148,17 @@ impl Places {
         let mut state = self.state();
         let idle = state.waiting.oldest().or_else(|| state.resting.oldest());
         idle.inspect(|id| state.send_away(*id)).is_some()
+    }
+}
+
+impl Bounds {
+    const fn of(limits: &Limits) -> Self {
+        Self {
+            all: limits.connections,
+            of_client: limits.connections_per_client,
+            waiting: limits.waiting,
+            waiting_of_client: limits.waiting_per_client,
+        }
     }
 }
 

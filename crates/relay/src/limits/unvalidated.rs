@@ -6,7 +6,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -18,11 +18,37 @@ use crate::config::Limits;
 /// The pool of one shard.
 #[derive(Clone, Debug)]
 pub(crate) struct UnvalidatedHandshakes {
-    all: usize,
-    of_client: usize,
+    bounds: Arc<HandshakeBounds>,
     /// Set when a flood is over: its memory can go back to the system.
     fallen: Arc<AtomicBool>,
     state: Arc<Mutex<State>>,
+}
+
+/// How many there may be on each shard, as reloads change it.
+#[derive(Debug)]
+pub(super) struct HandshakeBounds {
+    all: AtomicUsize,
+    of_client: AtomicUsize,
+}
+
+impl HandshakeBounds {
+    pub(super) fn new(limits: &Limits) -> Arc<Self> {
+        Arc::new(Self {
+            all: AtomicUsize::new(limits.unvalidated_handshakes),
+            of_client: AtomicUsize::new(limits.unvalidated_handshakes_per_client),
+        })
+    }
+
+    pub(super) fn set(&self, limits: &Limits) {
+        let per_client = limits.unvalidated_handshakes_per_client;
+        self.all
+            .store(limits.unvalidated_handshakes, Ordering::Relaxed);
+        self.of_client.store(per_client, Ordering::Relaxed);
+    }
+
+    fn all(&self) -> usize {
+        self.all.load(Ordering::Relaxed)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -41,10 +67,9 @@ pub(crate) struct Room {
 }
 
 impl UnvalidatedHandshakes {
-    pub(crate) fn new(limits: &Limits, fallen: Arc<AtomicBool>) -> Self {
+    pub(super) fn new(bounds: Arc<HandshakeBounds>, fallen: Arc<AtomicBool>) -> Self {
         Self {
-            all: limits.unvalidated_handshakes,
-            of_client: limits.unvalidated_handshakes_per_client,
+            bounds,
             fallen,
             state: Arc::default(),
         }
@@ -58,7 +83,8 @@ impl UnvalidatedHandshakes {
     pub(crate) fn enter(&self, client: ClientKey) -> Option<Room> {
         let mut state = self.state();
         let of_client = state.of.get(&client).copied().unwrap_or(0);
-        if state.all >= self.all || of_client >= self.of_client {
+        let most_of_client = self.bounds.of_client.load(Ordering::Relaxed);
+        if state.all >= self.bounds.all() || of_client >= most_of_client {
             return None;
         }
         state.all += 1;
@@ -76,7 +102,7 @@ impl Drop for Room {
     fn drop(&mut self) {
         let mut state = self.pool.state();
         state.all -= 1;
-        if state.all == 0 && std::mem::take(&mut state.highest) >= self.pool.all / 2 {
+        if state.all == 0 && std::mem::take(&mut state.highest) >= self.pool.bounds.all() / 2 {
             self.pool.fallen.store(true, Ordering::Relaxed);
         }
         match state.of.get_mut(&self.client) {
@@ -98,13 +124,20 @@ mod tests {
             ..Limits::default()
         };
         let fallen = Arc::default();
-        let pool = UnvalidatedHandshakes::new(&limits, Arc::clone(&fallen));
+        let bounds = HandshakeBounds::new(&limits);
+        let pool = UnvalidatedHandshakes::new(Arc::clone(&bounds), Arc::clone(&fallen));
         let client = ClientKey(0);
         let mut rooms: Vec<_> = (0..3).map(|_| pool.enter(client)).collect();
         assert!(rooms.iter().all(Option::is_some));
         assert!(pool.enter(client).is_none(), "one address has its share");
         rooms.push(pool.enter(ClientKey(1)));
         assert!(pool.enter(ClientKey(2)).is_none(), "all is taken");
+        bounds.set(&Limits {
+            unvalidated_handshakes: 5,
+            ..limits
+        });
+        rooms.push(pool.enter(ClientKey(2)));
+        assert!(rooms.iter().all(Option::is_some), "there is more now");
         rooms.clear();
         assert!(pool.state().of.is_empty());
         assert!(fallen.swap(false, Ordering::Relaxed), "the flood is over");

@@ -84,7 +84,7 @@ pub(crate) async fn carry(
         () = down(1) => client.reset(),
         () = tell(answers, &client) => client.reset_for_breach(),
         () = open.breached.notified() => client.reset_for_breach(),
-        () = watch(shared.limits.idle_datagrams, &open.passed) => (),
+        () = watch(shared.limits().idle_datagrams, &open.passed) => (),
     }
 }
 

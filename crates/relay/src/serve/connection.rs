@@ -105,7 +105,7 @@ impl AdmittedConnection {
     /// Does the first part of a connection; `None` if nothing comes of it in time, or somebody else needs the place.
     pub(crate) async fn greet<T>(&self, greeting: impl Future<Output = Option<T>>) -> Option<T> {
         tokio::select! {
-            greeted = timeout(self.shared.limits.handshake, greeting) => {
+            greeted = timeout(self.shared.limits().handshake, greeting) => {
                 let failed = &self.shared.metrics.handshakes_failed;
                 greeted.ok().flatten().or_else(|| {
                     failed.inc();
@@ -139,10 +139,10 @@ impl AdmittedConnection {
     pub(crate) async fn serve(&mut self, session: &Session, quic: Option<&OverQuic>) {
         let place = self.place.clone();
         let account = self.account.clone();
-        let first_request = self.shared.limits.first_request;
+        let first_request = self.shared.limits().first_request;
         let mut overstays = pin!(overstays(&place, &account, first_request));
         let mut kept = pin!(account.keep(|| session.takes_more()));
-        let abandons = Bucket::per_second(self.shared.limits.abandoned);
+        let abandons = Bucket::per_second(self.shared.limits().abandoned);
         let mut draining = Some(self.alive.clone());
         let mut requests = JoinSet::new();
         let ended = loop {
@@ -190,7 +190,7 @@ impl AdmittedConnection {
         };
         let _open = Up::new(open);
         let watched = channel.clone();
-        let first_circuit = self.shared.limits.first_request;
+        let first_circuit = self.shared.limits().first_request;
         let carried = onion.serve(
             channel,
             self.client,

@@ -88,12 +88,12 @@ async fn query(
     let message = match source {
         Source::Head(message) => Some(message),
         Source::Body => {
-            let reading = exchange.content(shared.limits.query);
-            let read = timeout(shared.limits.handshake, reading).await;
+            let reading = exchange.content(shared.limits().query);
+            let read = timeout(shared.limits().handshake, reading).await;
             read.map_err(|_| ClientGone)??
         }
     };
-    let fits = |message: &Bytes| message.len() <= shared.limits.query;
+    let fits = |message: &Bytes| message.len() <= shared.limits().query;
     let Some(message) = message.filter(fits) else {
         return Ok(Err(Unread::Refused(Failure::TooLarge)));
     };

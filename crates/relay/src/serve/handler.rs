@@ -145,7 +145,7 @@ impl Job {
         let terms = splice::Terms {
             metrics: &shared.metrics,
             pace: quota.pace(),
-            idle: shared.limits.idle_stream,
+            idle: shared.limits().idle_stream,
             account: &self.account,
         };
         let (from, to) = client_stream::split(self.exchange, capsules);

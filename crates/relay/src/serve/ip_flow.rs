@@ -82,7 +82,7 @@ pub(crate) async fn carry(
             shared.metrics.ip.broken.inc();
             client.reset_for_breach();
         }
-        () = watch(shared.limits.idle_datagrams, &flow.passed) => (),
+        () = watch(shared.limits().idle_datagrams, &flow.passed) => (),
     }
 }
 

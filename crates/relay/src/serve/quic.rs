@@ -133,7 +133,7 @@ impl Stranger {
         let controller = controller(&shared);
         let address = incoming.remote_address().ip();
         let handshake = handshake(&shared, incoming, &port, &controller);
-        let Ok(Some(connection)) = timeout(shared.limits.handshake, handshake).await else {
+        let Ok(Some(connection)) = timeout(shared.limits().handshake, handshake).await else {
             shared.metrics.handshakes_failed.inc();
             return self.leave().await;
         };
@@ -176,7 +176,7 @@ async fn handshake(
     controller: &ConnectionController,
 ) -> Option<Connection> {
     let _open = Up::new(&shared.metrics.handshakes_open.quic);
-    let mut transport = transport(&shared.limits);
+    let mut transport = transport(&shared.limits());
     transport.pad_to_mtu(shared.pad == Pad::Full);
     let handshake = port.acceptor.accept(incoming, transport, controller).ok()?;
     handshake.await.ok()
@@ -207,7 +207,7 @@ async fn requests(
     let _open = Up::new(&admitted.shared.metrics.connections_open.quic);
     admitted.account.attach(Windows(connection.clone()));
     let below = OverQuic {
-        streams: Streams::new(connection.clone(), &admitted.shared.limits),
+        streams: Streams::new(connection.clone(), &admitted.shared.limits()),
         client_connection: ClientConnection::new(connection.clone(), forwarder),
     };
     let config = h3::Config {

@@ -132,7 +132,7 @@ impl Keys {
                 Some(_) => tls(&[ALPN_H3, ALPN_CHANNEL])?,
                 None => tls(&[ALPN_H3])?,
             },
-            transport: Arc::new(transport(&shared.limits)),
+            transport: Arc::new(transport(&shared.limits())),
             secrets,
         })
     }

@@ -70,12 +70,12 @@ pub(crate) async fn carry(
     let forwarded = drive(
         forwarding.as_deref(),
         &client,
-        shared.limits.idle_connection,
+        shared.limits().idle_connection,
     );
     tokio::select! {
         _ = client.closed() => (),
         () = down.run() => client.reset(),
-        () = watch(shared.limits.idle_datagrams, &ledger.passed) => (),
+        () = watch(shared.limits().idle_datagrams, &ledger.passed) => (),
         () = forwarded => client.reset_for_breach(),
     }
     shared.metrics.dropped.socket_full.inc_by(target.dropped());
