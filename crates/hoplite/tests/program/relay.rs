@@ -197,14 +197,14 @@ fn ask(run_dir: &Path, options: &[&str]) -> Output {
 
 /// Asks until it says so.
 fn asked_until(run_dir: &Path, what: impl Fn(&Value) -> bool) -> Value {
-    for _ in 0..600 {
-        let said = asked(run_dir);
-        if what(&said) {
-            return said;
-        }
+    let (mut said, mut tries) = (asked(run_dir), 600);
+    while !what(&said) {
+        assert!(tries > 0, "it never says so: {said}");
+        tries -= 1;
         std::thread::sleep(std::time::Duration::from_millis(100));
+        said = asked(run_dir);
     }
-    panic!("it never says so: {}", asked(run_dir));
+    said
 }
 
 /// How near a limit is: used, and the most.
@@ -237,9 +237,12 @@ fn an_operator_asks_a_relay_how_it_does_and_is_told_of_no_user() {
     let text = fs::read_to_string(&client_file).expect("there");
     let text: Vec<_> = text
         .lines()
-        .map(|line| match line.starts_with("address") {
-            true => format!("address = \"{listen}\""),
-            false => line.to_owned(),
+        .map(|line| {
+            if line.starts_with("address") {
+                format!("address = \"{listen}\"")
+            } else {
+                line.to_owned()
+            }
         })
         .collect();
     fs::write(&client_file, text.join("\n")).expect("written");
