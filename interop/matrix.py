@@ -137,10 +137,13 @@ class Probe:
 
 
 class Row:
-    """One thing that happens to a network. `seconds`: how long it lasts; 0: it has happened and stays. `early`: before the device is up."""
+    """One thing that happens to a network. `seconds`: how long it lasts; 0: it has happened and stays. `early`: before the device is up.
 
-    def __init__(self, name, begin, end=None, seconds=0.0, early=False, restore=None):
-        self.name, self.begin, self.end, self.seconds, self.early = name, begin, end, seconds, early
+    `slow`: times count from when it has happened, not from when it began to.
+    """
+
+    def __init__(self, name, begin, end=None, seconds=0.0, early=False, slow=False, restore=None):
+        self.name, self.begin, self.end, self.seconds, self.early, self.slow = name, begin, end, seconds, early, slow
         self.restore = restore or end or (lambda lab: None)
 
 
@@ -247,10 +250,10 @@ ROWS = [
     Row("UDP is throttled to 40 kB/s", lambda lab: router(lab, forward("meta l4proto udp limit rate over 40 kbytes/second burst 10 kbytes drop")), restore=open_again),
     Row("the network is gone for 10 s", lambda lab: links(lab, "down"), lambda lab: links(lab, "up"), 10),
     Row("another address", lambda lab: lab.client.renumber(77), restore=lambda lab: lab.client.renumber(2)),
-    Row("the NAT takes another address", lambda lab: translated(lab, 201), early=False, restore=open_again),
+    Row("the NAT takes another address", lambda lab: translated(lab, 201), restore=open_again),
     Row("Wi-Fi to LTE", to_lte, restore=to_wifi),
     Row("LTE to Wi-Fi", to_wifi),
-    Row("the first relay restarts, told to", relay(0, signal.SIGTERM)),
+    Row("the first relay drains, is killed after 10 s, and restarts", relay(0, signal.SIGTERM), slow=True),
     Row("the first relay is killed, and restarts", relay(0, signal.SIGKILL)),
     Row("the last relay is killed, and restarts", relay(-1, signal.SIGKILL)),
     Row("the device sleeps for 65 s", signal_device(signal.SIGSTOP), signal_device(signal.SIGCONT), 65),
@@ -289,7 +292,7 @@ def run(lab, row, hops):
             time.sleep(row.seconds)
         if row.end and row.seconds:
             row.end(lab)
-        whole = time.monotonic() if row.seconds else began
+        whole = time.monotonic() if row.seconds or row.slow else began
         probe.child.wait(seconds + 30)
         return {"up": took, **judge(probe.lines()[-1], began, whole)}
     finally:
