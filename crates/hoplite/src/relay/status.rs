@@ -172,7 +172,7 @@ impl Teller {
         let moved = lately.to_target_bps + lately.to_client_bps + lately.circuits_bps;
         let bandwidth = Some(self.observer.bandwidth()).filter(|most| *most > 0);
         let others = [
-            bandwidth.map(|most| ("limits.bandwidth", moved as u64, most)),
+            bandwidth.map(|most| ("limits.bandwidth", whole(moved), most)),
             process::open_files().map(|(used, most)| ("LimitNOFILE", used, most)),
         ];
         let others = others.into_iter().flatten().map(|(limit, used, most)| Use {
@@ -189,6 +189,15 @@ impl Teller {
             told: self.told.borrow().clone(),
         }
     }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a float is cut to the range of the integer, and no rate is negative"
+)]
+fn whole(rate: f64) -> u64 {
+    rate.round() as u64
 }
 
 /// Runs the command.
