@@ -4,7 +4,7 @@
 use std::{
     collections::HashMap,
     fmt,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     os::fd::OwnedFd,
     sync::Arc,
     time::Duration,
@@ -270,9 +270,12 @@ impl Split {
     }
 
     /// The way past, if `name` takes it. Made anew each time: the network's name servers may have changed.
+    ///
+    /// Private addresses are what an intranet's names have. But this process connects for whoever asks, and a name server could lead it to what serves
+    /// this machine alone, as a user whom that may trust.
     fn past(&self, name: &str) -> Option<Direct> {
         let is_excluded = self.domains.iter().any(|domain| domain.covers(name));
-        is_excluded.then(|| past(&self.names))
+        is_excluded.then(|| past(&self.names).guard(|ip, _| leaves_the_machine(ip)))
     }
 
     fn past_to(&self, target: &Target) -> Option<Direct> {
@@ -280,6 +283,15 @@ impl Split {
             Host::Name(name) => self.past(name.as_str()),
             Host::Ip(_) => None,
         }
+    }
+}
+
+fn leaves_the_machine(ip: IpAddr) -> Result<(), Reason> {
+    let stays = ip.is_loopback() || ip.is_unspecified() || ip.is_multicast();
+    if stays || ip == IpAddr::V4(Ipv4Addr::BROADCAST) {
+        Err(Reason::Policy)
+    } else {
+        Ok(())
     }
 }
 
@@ -488,6 +500,31 @@ mod split_tests {
     async fn relays_hear_of_no_excluded_name_and_of_all_others() {
         assert_eq!(asked("host.invalid").await, 0);
         assert_eq!(asked("host.example").await, 5);
+    }
+
+    #[tokio::test]
+    async fn no_name_server_leads_an_excluded_name_to_this_machine_itself() {
+        let names = Arc::<Remembering>::default();
+        let text = "host.invalid";
+        let name = HostName::new(text).expect("a name");
+        let relays = Arc::new(Double::nothing());
+        let domains = vec!["invalid".parse().expect("a domain")];
+        let split = Split::new(relays, Arc::clone(&names), domains);
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
+        let listener = listener.expect("a socket");
+        let port = listener.local_addr().expect("an address").port();
+        let target = Target::new(Host::Name(name.clone()), port).expect("a target");
+        let terms = Terms::default();
+        for ip in ["127.0.0.1", "::1", "0.0.0.0", "::ffff:127.0.0.1"] {
+            names.learn(name.clone(), vec![ip.parse().expect("an address")]);
+            let stream = split.open_stream(&target, &terms).await;
+            let error = stream.expect_err("not to this machine");
+            let why = (error.kind(), error.reason());
+            assert_eq!(why, (ErrorKind::Forbidden, Some(Reason::Policy)), "{ip}");
+            let flow = split.open_datagrams(&target, &terms).await;
+            let kind = flow.map(drop).expect_err("not to this machine").kind();
+            assert_eq!(kind, ErrorKind::Forbidden, "{ip}");
+        }
     }
 }
 

@@ -214,11 +214,16 @@ impl Responder {
             return Decision::Reply(question.failed(Code::REFUSED));
         }
         let text = question.text();
+        // Before all else: whatever goes another way, no network is told of an onion service (RFC 7686 §2).
+        if is_onion_name(&text) {
+            return if self.config.onion_services {
+                self.onion_service(question, &text, user, now)
+            } else {
+                Decision::Reply(missing(question))
+            };
+        }
         if is_below_any(&text, &self.config.elsewhere) {
             return self.elsewhere(question);
-        }
-        if self.config.onion_services && is_onion_name(&text) {
-            return self.onion_service(question, &text, user, now);
         }
         if let Some(reply) = self
             .reverse(question, now)

@@ -255,6 +255,18 @@ async fn what_is_no_address_of_an_onion_service_does_not_exist_and_nobody_is_ask
 }
 
 #[tokio::test]
+async fn no_network_is_asked_for_an_onion_service_whatever_goes_another_way() {
+    let text = "elsewhere = [\"onion\"]";
+    for resolver in [onion_resolver(text), resolver_with(BOTH, text)] {
+        for kind in [RecordType::A, RecordType::AAAA, RecordType::TXT] {
+            resolver.ask(SERVICE, kind).await;
+            resolver.ask("abc.onion", kind).await;
+        }
+        assert_eq!(resolver.far.asked(), [""; 0], "nobody was asked");
+    }
+}
+
+#[tokio::test]
 async fn where_no_temporary_address_is_left_an_onion_service_is_not_asked_for_elsewhere() {
     let resolver = onion_resolver("names = 1");
     let ip = resolver.address("other.example", RecordType::A).await;
