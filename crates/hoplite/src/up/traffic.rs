@@ -505,10 +505,9 @@ mod split_tests {
     #[tokio::test]
     async fn no_name_server_leads_an_excluded_name_to_this_machine_itself() {
         let names = Arc::<Remembering>::default();
-        let text = "host.invalid";
-        let name = HostName::new(text).expect("a name");
+        let name = HostName::new("host.corp.example").expect("a name");
         let relays = Arc::new(Double::nothing());
-        let domains = vec!["invalid".parse().expect("a domain")];
+        let domains = vec!["corp.example".parse().expect("a domain")];
         let split = Split::new(relays, Arc::clone(&names), domains);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
         let listener = listener.expect("a socket");
