@@ -2,7 +2,7 @@
 
 A client that is up over relays, in network namespaces. In each row three things go on while something happens to the network: a datagram each 50 ms that
 the target sends back, one TCP connection by which 100 kB/s come, whose bytes are known, and a new TCP connection each 200 ms. What happens, happens
-after two seconds; where it lasts for a while, times are counted from its end. Needs root; no test: device_test.py asserts that traffic comes back.
+after two seconds; where it lasts for a while, times are counted from its end. Needs root; no test: device_test.py asserts for some of the rows that traffic comes back.
 
 usage: matrix.py [--hops 1,3] [--repetitions 3] [--rows NAME,…] [--json FILE]
 """
