@@ -65,6 +65,8 @@ impl Trust {
 }
 
 /// The primitives of every connection: AES-128-GCM first, since it is the fastest here by half.
+///
+/// The first call in a process begins to gather entropy, on a thread of its own that ends by itself.
 pub fn provider() -> Arc<CryptoProvider> {
     prepare();
     Arc::new(CryptoProvider {

@@ -234,7 +234,7 @@ impl RelayStatus {
         let mut lines = vec![
             self.first_line(now),
             self.open_line(),
-            self.lately.line(),
+            pace(&self.lately),
             self.told.certificate.line(now),
         ];
         lines.extend(self.told.reload.as_ref().map(|reload| reload.line(now)));
@@ -328,26 +328,19 @@ impl Reload {
     }
 }
 
-/// What [`Lately`] is to people.
-trait Line {
-    fn line(&self) -> String;
-}
-
-impl Line for Lately {
-    fn line(&self) -> String {
-        if self.seconds <= 0.0 {
-            return "lately: it has only begun".to_owned();
-        }
-        format!(
-            "in the last {:.0} s: {} to targets, {} to users, {} over circuits; {:.1} requests and {:.1} connections a second",
-            self.seconds,
-            bits(self.to_target_bps),
-            bits(self.to_client_bps),
-            bits(self.circuits_bps),
-            self.requests_per_second,
-            self.connections_per_second,
-        )
+fn pace(lately: &Lately) -> String {
+    if lately.seconds <= 0.0 {
+        return "lately: it has only begun".to_owned();
     }
+    format!(
+        "in the last {:.0} s: {} to targets, {} to users, {} over circuits; {:.1} requests and {:.1} connections a second",
+        lately.seconds,
+        bits(lately.to_target_bps),
+        bits(lately.to_client_bps),
+        bits(lately.circuits_bps),
+        lately.requests_per_second,
+        lately.connections_per_second,
+    )
 }
 
 fn bits(per_second: f64) -> String {
