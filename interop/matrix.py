@@ -139,11 +139,12 @@ class Probe:
 class Row:
     """One thing that happens to a network. `seconds`: how long it lasts; 0: it has happened and stays. `early`: before the device is up.
 
-    `slow`: times count from when it has happened, not from when it began to.
+    `slow`: times count from when it has happened, not from when it began to. `prelude`: what must have happened before, and is no part of it.
     """
 
-    def __init__(self, name, begin, end=None, seconds=0.0, early=False, slow=False, restore=None):
+    def __init__(self, name, begin, end=None, seconds=0.0, early=False, slow=False, prelude=None, restore=None):
         self.name, self.begin, self.end, self.seconds, self.early, self.slow = name, begin, end, seconds, early, slow
+        self.prelude = prelude or (lambda lab: None)
         self.restore = restore or end or (lambda lab: None)
 
 
@@ -250,16 +251,14 @@ ROWS = [
     Row("UDP is throttled to 40 kB/s", lambda lab: router(lab, forward("meta l4proto udp limit rate over 40 kbytes/second burst 10 kbytes drop")), restore=open_again),
     Row("the network is gone for 10 s", lambda lab: links(lab, "down"), lambda lab: links(lab, "up"), 10),
     Row("another address", lambda lab: lab.client.renumber(77), restore=lambda lab: lab.client.renumber(2)),
-    Row("the NAT takes another address", lambda lab: translated(lab, 201), restore=open_again),
+    Row("the NAT takes another address", lambda lab: translated(lab, 201), prelude=lambda lab: translated(lab, 200), restore=open_again),
     Row("Wi-Fi to LTE", to_lte, restore=to_wifi),
-    Row("LTE to Wi-Fi", to_wifi),
+    Row("LTE to Wi-Fi", to_wifi, prelude=to_lte),
     Row("the first relay drains, is killed after 10 s, and restarts", relay(0, signal.SIGTERM), slow=True),
     Row("the first relay is killed, and restarts", relay(0, signal.SIGKILL)),
     Row("the last relay is killed, and restarts", relay(-1, signal.SIGKILL)),
     Row("the device sleeps for 65 s", signal_device(signal.SIGSTOP), signal_device(signal.SIGCONT), 65),
 ]
-# What must have happened before a row begins, and is no part of it.
-PRELUDE = {"the NAT takes another address": lambda lab: translated(lab, 200), "LTE to Wi-Fi": to_lte}
 
 
 # --- one run of a row --------------------------------------------------------------------------------------------------------------------------------------
@@ -276,7 +275,7 @@ def second_network(lab):
 
 def run(lab, row, hops):
     device, took = lab.client, None
-    PRELUDE.get(row.name, lambda lab: None)(lab)
+    row.prelude(lab)
     try:
         if row.early:
             row.begin(lab)
