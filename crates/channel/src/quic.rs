@@ -418,7 +418,7 @@ fn poll_pieces(
     cx: &mut Context<'_>,
 ) -> Poll<Result<Option<BytesMut>, ReadError>> {
     let mut pieces: [Bytes; MAX_CHUNKS] = std::array::from_fn(|_| Bytes::new());
-    let count = ready!(pin!(stream.read_chunks(&mut pieces)).poll(cx))?;
+    let count = ready!(stream.poll_read_chunks(cx, &mut pieces))?;
     let Some(count) = count else {
         return Poll::Ready(Ok(None));
     };

@@ -7,7 +7,7 @@ use hoplite_crypto::{ALPN_CHANNEL, ALPN_H2, ALPN_H3, Trust, client_tls};
 use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Stream, Terms};
 use hoplite_quic::{
     ClientConfig, Connection, ConnectionController, ConnectionError, Endpoint, EndpointConfig,
-    crypto::rustls::QuicClientConfig, liveness::Pulse, timer::Coinciding,
+    crypto::rustls::QuicClientConfig, liveness::Pulse, timer::Timers,
 };
 use hoplite_wire::Target;
 use serde::Deserialize;
@@ -217,7 +217,7 @@ impl Dialer {
         config
             .max_udp_payload_size(largest)
             .map_err(|e| self.bug(e))?;
-        Endpoint::new_with_abstract_socket(config, None, socket, Arc::new(Coinciding))
+        Endpoint::with_socket(config, None, socket, Timers::Coinciding)
             .map_err(|error| self.bug(error))
     }
 

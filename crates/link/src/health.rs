@@ -158,6 +158,6 @@ impl Watch {
         let socket = VirtualSocket::new(flow, ended, bypass, pulse, segments);
         self.socket = Arc::downgrade(&socket);
         tracing::debug!(hop = self.hop, "a link moves to a new socket");
-        self.endpoint.rebind_abstract(socket).is_ok()
+        self.endpoint.move_to(socket).is_ok()
     }
 }

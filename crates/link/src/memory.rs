@@ -4,14 +4,13 @@ use std::{
     fmt,
     io::{self, IoSliceMut},
     net::SocketAddr,
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use hoplite_overlay::memory::Socket;
 use hoplite_quic::{
-    AsyncUdpSocket, UdpPoller,
+    AsyncUdpSocket,
     udp::{RecvMeta, Transmit},
 };
 use parking_lot::Mutex;
@@ -51,21 +50,8 @@ impl fmt::Debug for MemorySocket {
     }
 }
 
-#[derive(Debug)]
-struct Always;
-
-impl UdpPoller for Always {
-    fn poll_writable(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-}
-
 impl AsyncUdpSocket for MemorySocket {
-    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        Box::pin(Always)
-    }
-
-    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+    fn poll_send(&self, _: &mut Context<'_>, transmit: &Transmit<'_>) -> Poll<io::Result<()>> {
         let whole = transmit.contents.len().max(1);
         for payload in transmit
             .contents
@@ -73,7 +59,7 @@ impl AsyncUdpSocket for MemorySocket {
         {
             self.socket.send(payload, transmit.destination);
         }
-        Ok(())
+        Poll::Ready(Ok(()))
     }
 
     fn poll_recv(

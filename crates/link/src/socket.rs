@@ -1,18 +1,17 @@
 //! A UDP flow of an overlay as the socket of a QUIC endpoint: this is how a hop runs over another.
-//! What the connection sends within one turn of the runtime goes down as one batch: fewer system calls, fewer wake-ups.
+//! What the connection sends goes down as it is, a batch at a time; what passes beside it waits here while the flow takes nothing.
 
 use std::{
     fmt,
     io::{self, IoSliceMut},
     net::{Ipv4Addr, SocketAddr, SocketAddrV4},
-    pin::Pin,
-    sync::{Arc, Weak},
-    task::{Context, Poll, Waker},
+    sync::Arc,
+    task::{Context, Poll, Waker, ready},
 };
 
 use hoplite_overlay::{Batch, Datagrams, Error, ErrorKind, Received};
 use hoplite_quic::{
-    AsyncUdpSocket, UdpPoller,
+    AsyncUdpSocket,
     coalesce::{Coalescer, MOST_SEGMENTS, Pushed},
     liveness::Pulse,
     udp::{RecvMeta, Transmit},
@@ -27,9 +26,6 @@ pub(crate) const PEER: SocketAddr =
     SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 443));
 const SELF: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 2), 443));
 
-/// What quinn hands over in one call at most: a batch of no more has just begun.
-const MAX_TRANSMIT: usize = 10;
-
 /// After this many batches of which nothing was the connection's own, other tasks get their turn.
 const MAX_DIVERTED: usize = 32;
 
@@ -41,7 +37,8 @@ pub(crate) const fn overhead(hops: usize) -> usize {
 /// The socket. Its flow may end; the endpoint then gets another socket, and its connections move.
 pub(crate) struct VirtualSocket {
     flow: Box<dyn Datagrams>,
-    out: Mutex<Out>,
+    beside: Mutex<Out>,
+    failure: Mutex<Option<Error>>,
     /// Told once when the flow has ended.
     ended: Arc<Notify>,
     /// Takes the packets that are not the connection's own.
@@ -52,21 +49,18 @@ pub(crate) struct VirtualSocket {
     segments: usize,
 }
 
+/// What passes beside the connection.
 #[derive(Default)]
 struct Out {
+    /// The flow did not take it.
     packets: Coalescer,
-    /// How many packets the flusher saw when it last looked.
-    seen: usize,
-    /// The flow did not take the batch: nothing more is accepted until it does.
-    blocked: bool,
     writers: Vec<Waker>,
-    /// The flushing task, once it has run.
-    flusher: Option<Waker>,
-    failure: Option<Error>,
+    /// The endpoint's task, once it has run.
+    task: Option<Waker>,
 }
 
 impl VirtualSocket {
-    /// Wraps `flow`; `ended` is notified when it fails. The flushing task ends with the socket.
+    /// Wraps `flow`; `ended` is notified when it fails.
     pub(crate) fn new(
         flow: Box<dyn Datagrams>,
         ended: Arc<Notify>,
@@ -76,14 +70,14 @@ impl VirtualSocket {
     ) -> Arc<Self> {
         let socket = Arc::new(Self {
             flow,
-            out: Mutex::default(),
+            beside: Mutex::default(),
+            failure: Mutex::default(),
             ended,
             bypass: Arc::clone(bypass),
             pulse: Arc::clone(pulse),
             segments,
         });
         bypass.attach(&socket);
-        tokio::spawn(flush_on_demand(Arc::downgrade(&socket)));
         socket
     }
 
@@ -100,66 +94,48 @@ impl VirtualSocket {
     /// Why the flow ended.
     pub(crate) fn failure(&self) -> Error {
         let ended = || Error::new(ErrorKind::PathFailed, "sending to a relay");
-        self.out().failure.clone().unwrap_or_else(ended)
+        self.failure.lock().clone().unwrap_or_else(ended)
     }
 
-    fn out(&self) -> MutexGuard<'_, Out> {
-        self.out.lock()
+    fn beside(&self) -> MutexGuard<'_, Out> {
+        self.beside.lock()
     }
 
-    /// Hands the batch down. Afterwards the outbox is empty, or blocked until the flow wakes `cx`.
-    fn flush(&self, out: &mut Out, cx: &mut Context<'_>) {
-        let Some(batch) = out.packets.batch() else {
-            return;
-        };
-        let contents = batch.contents;
-        let segment = batch.segment_size.unwrap_or(contents.len()).max(1);
-        if out.failure.is_none() {
-            match self.flow.poll_send(cx, Batch { contents, segment }) {
-                Poll::Pending => {
-                    out.blocked = true;
-                    return;
-                }
-                Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(error)) => self.lost(out, error),
+    /// Hands `batch` down. What is sent into a flow that has ended is lost.
+    fn send(&self, batch: Batch<'_>, cx: &mut Context<'_>) -> Poll<bool> {
+        if self.failure.lock().is_some() {
+            return Poll::Ready(false);
+        }
+        match ready!(self.flow.poll_send(cx, batch)) {
+            Ok(()) => Poll::Ready(true),
+            Err(error) => {
+                self.lost(error);
+                Poll::Ready(false)
             }
         }
-        out.packets.clear();
-        out.seen = 0;
-        out.blocked = false;
-        out.writers.drain(..).for_each(Waker::wake);
     }
 
-    /// Sends packets that are not the connection's, behind what waits; whether they were taken. What the flow does not take now
+    /// Sends packets that are not the connection's; whether they were taken. What the flow does not take now
     /// waits as a batch of the connection would: [`Self::poll_writable`] tells when there is room again.
     pub(crate) fn send_beside(&self, batch: Batch<'_>) -> bool {
         self.pulse.packet();
-        let mut out = self.out();
-        if !out.blocked {
-            self.flush_now(&mut out);
-        }
-        if out.failure.is_some() || (out.blocked && out.packets.segments() >= MOST_SEGMENTS) {
-            return false;
-        }
-        if !out.blocked {
-            let flusher = out.flusher.clone();
-            let waker = flusher.as_ref().unwrap_or(Waker::noop());
-            match self.flow.poll_send(&mut Context::from_waker(waker), batch) {
-                Poll::Ready(Ok(())) => return true,
-                Poll::Ready(Err(error)) => {
-                    self.lost(&mut out, error);
-                    return false;
-                }
-                Poll::Pending => out.blocked = true,
+        let mut out = self.beside();
+        if out.packets.is_empty() {
+            let task = out.task.clone();
+            let waker = task.as_ref().unwrap_or(Waker::noop());
+            match self.send(batch, &mut Context::from_waker(waker)) {
+                Poll::Ready(taken) => return taken,
+                Poll::Pending => {}
             }
         }
-        out.packets.push(&transmit(batch)) == Pushed::Kept
+        out.packets.segments() < MOST_SEGMENTS
+            && out.packets.push(&transmit(batch)) == Pushed::Kept
     }
 
-    /// Ready when the outbox takes packets.
+    /// Ready when packets are taken.
     pub(crate) fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut out = self.out();
-        if !out.blocked {
+        let mut out = self.beside();
+        if out.packets.is_empty() {
             return Poll::Ready(());
         }
         let known = |writer: &Waker| writer.will_wake(cx.waker());
@@ -181,7 +157,7 @@ impl VirtualSocket {
                     }
                 }
                 Poll::Ready(Err(error)) => {
-                    self.lost(&mut self.out(), error);
+                    self.lost(error);
                     return None;
                 }
                 Poll::Pending => return None,
@@ -193,94 +169,39 @@ impl VirtualSocket {
 
     /// What the flow says when it ends is no error of the socket: the connection waits for another one.
     /// Said once: the endpoint still listens to a socket that has been replaced.
-    fn lost(&self, out: &mut Out, error: Error) {
-        if out.failure.is_some() {
-            return;
-        }
-        tracing::debug!(%error, "the flow under a link ended");
-        out.failure = Some(error);
-        self.ended.notify_one();
-    }
-
-    /// One wake-up for a batch: its first packet asks.
-    fn ask_for_flush(&self, out: &Out) {
-        if out.packets.segments() <= MAX_TRANSMIT
-            && let Some(flusher) = &out.flusher
-        {
-            flusher.wake_by_ref();
-        }
-    }
-
-    fn flush_now(&self, out: &mut Out) {
-        let flusher = out.flusher.clone();
-        let waker = flusher.as_ref().unwrap_or(Waker::noop());
-        self.flush(out, &mut Context::from_waker(waker));
-    }
-
-    fn poll_flush(&self, cx: &mut Context<'_>) {
-        let mut out = self.out();
-        if !out
-            .flusher
-            .as_ref()
-            .is_some_and(|known| known.will_wake(cx.waker()))
-        {
-            out.flusher = Some(cx.waker().clone());
-        }
-        if out.still_grows() {
-            cx.waker().wake_by_ref();
-            return;
-        }
-        self.flush(&mut out, cx);
-    }
-}
-
-impl Out {
-    /// Whether the batch is bulk and grew since the last look: the connection's task yields every 20 packets, and has more.
-    fn still_grows(&mut self) -> bool {
-        let now = self.packets.segments();
-        let before = std::mem::replace(&mut self.seen, now);
-        !self.blocked && now >= MAX_TRANSMIT && now > before
-    }
-}
-
-/// Runs after the connection's task has yielded, so that all it had to send is in the outbox.
-async fn flush_on_demand(socket: Weak<VirtualSocket>) {
-    std::future::poll_fn(|cx| match socket.upgrade() {
-        Some(socket) => {
-            socket.poll_flush(cx);
-            Poll::<()>::Pending
-        }
-        None => Poll::Ready(()),
-    })
-    .await;
-}
-
-impl Drop for VirtualSocket {
-    fn drop(&mut self) {
-        if let Some(flusher) = self.out().flusher.take() {
-            flusher.wake();
+    fn lost(&self, error: Error) {
+        let mut failure = self.failure.lock();
+        if failure.is_none() {
+            tracing::debug!(%error, "the flow under a link ended");
+            *failure = Some(error);
+            self.ended.notify_one();
         }
     }
 }
 
 impl AsyncUdpSocket for VirtualSocket {
-    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        Box::pin(Writable(self))
+    fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut out = self.beside();
+        let known = out.task.as_ref();
+        if !known.is_some_and(|known| known.will_wake(cx.waker())) {
+            out.task = Some(cx.waker().clone());
+        }
+        if let Some(batch) = out.packets.batch() {
+            let contents = batch.contents;
+            let segment = batch.segment_size.unwrap_or(contents.len()).max(1);
+            ready!(self.send(Batch { contents, segment }, cx));
+            out.packets.clear();
+            out.writers.drain(..).for_each(Waker::wake);
+        }
+        Poll::Ready(())
     }
 
-    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+    fn poll_send(&self, cx: &mut Context<'_>, transmit: &Transmit<'_>) -> Poll<io::Result<()>> {
+        let contents = transmit.contents;
+        let segment = transmit.segment_size.unwrap_or(contents.len()).max(1);
+        ready!(self.send(Batch { contents, segment }, cx));
         self.pulse.packet();
-        let mut out = self.out();
-        if !out.blocked && out.packets.push(transmit) == Pushed::Kept {
-            self.ask_for_flush(&out);
-            return Ok(());
-        }
-        self.flush_now(&mut out);
-        if out.blocked || out.packets.push(transmit) == Pushed::Full {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        self.ask_for_flush(&out);
-        Ok(())
+        Poll::Ready(Ok(()))
     }
 
     fn poll_recv(
@@ -337,16 +258,6 @@ fn received(len: usize, segment: usize) -> RecvMeta {
         len,
         stride: segment.max(1),
         ..RecvMeta::default()
-    }
-}
-
-/// Wakes a connection when the outbox takes packets again.
-#[derive(Debug)]
-struct Writable(Arc<VirtualSocket>);
-
-impl UdpPoller for Writable {
-    fn poll_writable(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.poll_writable(cx).map(Ok)
     }
 }
 

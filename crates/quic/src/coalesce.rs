@@ -1,5 +1,5 @@
-//! Collects consecutive outgoing transmits into batches that one system call sends (UDP_SEGMENT, "GSO").
-//! quinn asks for at most ten datagrams at a time; longer batches save 18 to 38 % of the CPU time.
+//! Collects consecutive outgoing transmits into batches that one system call sends (UDP_SEGMENT, "GSO"): what passes beside QUIC, which makes
+//! batches of its own.
 //! No I/O: call [`Coalescer::push`] until it answers [`Pushed::Full`], send [`Coalescer::batch`], [`Coalescer::clear`], push again.
 
 #[cfg(test)]

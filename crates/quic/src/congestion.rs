@@ -12,7 +12,7 @@ use std::{
 
 use hoplite_wire::tuning::Congestion;
 use parking_lot::{Mutex, MutexGuard};
-use quinn::congestion::{
+use quinn_proto::congestion::{
     BbrConfig, Controller, ControllerFactory, ControllerMetrics, CubicConfig, NewRenoConfig,
 };
 use quinn_proto::RttEstimator;
@@ -77,7 +77,7 @@ impl Switch {
 
 /// The connection is a channel: what one circuit loses shall not narrow the window of all. From now on automatic control forgives
 /// what is lost by chance, without a queue.
-pub fn forgive(connection: &quinn::Connection) {
+pub fn forgive(connection: &crate::Connection) {
     let controller = connection.congestion_state().into_any();
     if let Ok(controller) = controller.downcast::<Switched>() {
         controller.switch.channel.store(true, Ordering::Relaxed);

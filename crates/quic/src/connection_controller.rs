@@ -6,7 +6,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use hoplite_wire::tuning::{AckPolicy, Agreed, Congestion, TuningGrant, TuningRequest};
 use parking_lot::{Mutex, MutexGuard};
-use quinn::{AckFrequencyConfig, TransportConfig, VarInt};
+use quinn_proto::{AckFrequencyConfig, TransportConfig, VarInt};
 
 use crate::{
     AckController, Bounds, Hooks,

@@ -14,6 +14,7 @@ pub mod coalesce;
 pub mod congestion;
 mod connection_controller;
 mod crypto_wrapper;
+mod driver;
 #[cfg(feature = "without-cipher")]
 mod left_out;
 pub mod liveness;
@@ -33,16 +34,18 @@ use self::crypto_wrapper::{Client, Server};
 #[cfg(feature = "without-cipher")]
 pub use self::left_out::{is_cipher_left_out, leave_out_cipher};
 pub use self::qlog::Qlog;
-pub use quinn::{
-    AcceptBi, AcceptUni, AckFrequencyConfig, ApplicationClose, AsyncUdpSocket, Chunk, ClientConfig,
-    ClosedStream, ConnectError, Connecting, Connection, ConnectionClose, ConnectionError,
-    ConnectionId, ConnectionIdGenerator, ConnectionStats, Dir, EcnCodepoint, Endpoint,
-    EndpointConfig, IdleTimeout, Incoming, MtuDiscoveryConfig, OpenBi, OpenUni, PathStats,
-    ReadDatagram, ReadError, ReadExactError, ReadToEndError, RecvStream, ResetError, RetryError,
-    Runtime, SendDatagram, SendDatagramError, SendStream, ServerConfig, Side, StoppedError,
-    StreamId, TokioRuntime, TransportConfig, TransportErrorCode, UdpPoller, VarInt,
-    VarIntBoundsExceeded, WriteError, Written, crypto, udp,
+pub use self::driver::{
+    AsyncUdpSocket, Connecting, Connection, Endpoint, Incoming, ReadError, ReadExactError,
+    ReadToEndError, RecvStream, RetryError, SendDatagramError, SendStream, StoppedError, UdpSocket,
+    WriteError,
 };
+pub use quinn_proto::{
+    AckFrequencyConfig, ApplicationClose, Chunk, ClientConfig, ClosedStream, ConnectError,
+    ConnectionClose, ConnectionError, ConnectionId, ConnectionIdGenerator, ConnectionStats, Dir,
+    EndpointConfig, IdleTimeout, MtuDiscoveryConfig, PathStats, ServerConfig, Side, StreamId,
+    TransportConfig, TransportErrorCode, VarInt, VarIntBoundsExceeded, Written, crypto,
+};
+pub use quinn_udp as udp;
 /// The stack without a driver, for who brings packets and time to it (`sim`).
 pub use quinn_proto as proto;
 

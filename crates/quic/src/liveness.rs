@@ -9,11 +9,13 @@ use std::{
     time::Duration,
 };
 
-use quinn::{Connection, ConnectionStats, FrameStats};
+use quinn_proto::{ConnectionStats, FrameStats};
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep},
 };
+
+use crate::Connection;
 
 /// How often a connection in use is looked at.
 pub const LOOK: Duration = Duration::from_millis(500);

@@ -3,9 +3,8 @@
 
 use std::{fmt, io, net::UdpSocket, sync::Arc};
 
-use quinn::{
-    Connecting, ConnectionError, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime,
-    TransportConfig, ValidationTokenConfig,
+use quinn_proto::{
+    ConnectionError, EndpointConfig, ServerConfig, TransportConfig, ValidationTokenConfig,
     crypto::{HandshakeTokenKey, HmacKey, rustls::QuicServerConfig},
 };
 use ring::{
@@ -13,8 +12,10 @@ use ring::{
     rand::{SecureRandom, SystemRandom},
 };
 
-use self::{divert::Aliases, socket::CoalescingSocket, steering::Ids};
-use crate::{ConnectionController, Hooks};
+use self::{divert::Aliases, socket::ShardSocket, steering::Ids};
+use crate::{
+    Connecting, ConnectionController, Endpoint, Hooks, Incoming, timer::Timers,
+};
 
 pub use self::{
     divert::{ALIAS_LENGTH, Alias, AliasId, Ecn, Forward, Forwarder, Packets, Towards},
@@ -68,14 +69,10 @@ impl ShardEndpoint {
             place,
             secrets.routing.clone(),
         )));
-        let socket = CoalescingSocket::new(socket, Arc::clone(&aliases))?;
-        let forwarder = Forwarder::new(aliases, socket.shared());
-        let endpoint = Endpoint::new_with_abstract_socket(
-            endpoint_config(place, secrets),
-            Some(server),
-            socket,
-            Arc::new(TokioRuntime),
-        )?;
+        let socket = Arc::new(ShardSocket::new(socket, Arc::clone(&aliases))?);
+        let forwarder = Forwarder::new(aliases, Arc::clone(&socket));
+        let config = endpoint_config(place, secrets);
+        let endpoint = Endpoint::with_socket(config, Some(server), socket, Timers::Exact)?;
         Ok(Self {
             endpoint,
             acceptor,
@@ -150,7 +147,6 @@ pub fn server_config(
     Ok(config)
 }
 
-/// The largest payload that we receive stays at quinn's 1472 bytes: receiving takes 2048 times that in memory.
 fn endpoint_config(place: ShardPlace, secrets: &Secrets) -> EndpointConfig {
     let mut config = EndpointConfig::new(Arc::clone(&secrets.reset));
     let routing = secrets.routing.clone();

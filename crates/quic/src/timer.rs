@@ -1,16 +1,14 @@
 //! The timers of QUIC connections, so that a device at rest seldom wakes: those that are far off fire together, whosever they are,
-//! and one that is put off does not wake anybody at its old time. The dialler gives them to its endpoints.
+//! and one that is put off does not wake anybody at its old time. The dialler has its endpoints keep them.
 
 use std::{
     cell::OnceCell,
-    io,
+    future::Future,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll},
     time::{Duration, Instant},
 };
 
-use quinn::{AsyncTimer, AsyncUdpSocket, Runtime, TokioRuntime};
 use tokio::time::{Sleep, sleep_until};
 
 /// What is far off fires at a multiple of this, in the time of the thread, whose runtime has no other.
@@ -20,39 +18,64 @@ const FAR_OFF: Duration = Duration::from_secs(10);
 /// A timer that is put off by so much leaves its old place at once, where the runtime would wake to find nothing to do.
 const PUT_OFF: Duration = Duration::from_secs(1);
 
-/// Tokio, with other timers.
-#[derive(Debug)]
-pub struct Coinciding;
-
-impl Runtime for Coinciding {
-    fn new_timer(&self, at: Instant) -> Pin<Box<dyn AsyncTimer>> {
-        let at = self.coinciding(at);
-        Box::pin(Timer(Box::pin(sleep_until(at.into()))))
-    }
-
-    fn spawn(&self, future: Pin<Box<dyn Future<Output = ()> + Send>>) {
-        TokioRuntime.spawn(future);
-    }
-
-    fn wrap_udp_socket(&self, socket: std::net::UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
-        TokioRuntime.wrap_udp_socket(socket)
-    }
-
-    fn now(&self) -> Instant {
-        TokioRuntime.now()
-    }
+/// When an endpoint's timers fire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timers {
+    /// When they are due.
+    Exact,
+    /// Those that are far off together, whosever they are.
+    Coinciding,
 }
 
-impl Coinciding {
-    /// When a timer for `at` fires: then, or with others.
-    fn coinciding(&self, at: Instant) -> Instant {
+impl Timers {
+    /// When a timer for `at` fires.
+    fn at(self, at: Instant) -> Instant {
         thread_local!(static BEGAN: OnceCell<Instant> = const { OnceCell::new() });
-        let now = self.now();
+        let now = tokio::time::Instant::now().into_std();
         let began = BEGAN.with(|began| *began.get_or_init(|| now));
-        if at.saturating_duration_since(now) < FAR_OFF {
+        if self == Self::Exact || at.saturating_duration_since(now) < FAR_OFF {
             at
         } else {
             on_grid(began, at)
+        }
+    }
+}
+
+/// The one timer of an endpoint: for the first of its deadlines.
+#[derive(Debug)]
+pub(crate) struct Timer {
+    timers: Timers,
+    asked: Option<Instant>,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Timer {
+    pub(crate) const fn new(timers: Timers) -> Self {
+        Self {
+            timers,
+            asked: None,
+            sleep: None,
+        }
+    }
+
+    /// Ready when `deadline` is there, or when it fires with others.
+    pub(crate) fn poll(&mut self, deadline: Option<Instant>, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(asked) = deadline else {
+            (self.asked, self.sleep) = (None, None);
+            return Poll::Pending;
+        };
+        if self.asked != deadline {
+            self.asked = deadline;
+            let at = self.timers.at(asked).into();
+            match &mut self.sleep {
+                Some(sleep) if at <= sleep.deadline() + PUT_OFF => sleep.as_mut().reset(at),
+                Some(sleep) => sleep.set(sleep_until(at)),
+                None => self.sleep = Some(Box::pin(sleep_until(at))),
+            }
+        }
+        match &mut self.sleep {
+            Some(sleep) => sleep.as_mut().poll(cx),
+            None => Poll::Pending,
         }
     }
 }
@@ -67,25 +90,6 @@ fn on_grid(began: Instant, at: Instant) -> Instant {
     }
 }
 
-#[derive(Debug)]
-struct Timer(Pin<Box<Sleep>>);
-
-impl AsyncTimer for Timer {
-    fn reset(mut self: Pin<&mut Self>, at: Instant) {
-        let at = Coinciding.coinciding(at).into();
-        let sleep = &mut self.0;
-        if at > sleep.deadline() + PUT_OFF {
-            sleep.set(sleep_until(at))
-        } else {
-            Sleep::reset(sleep.as_mut(), at)
-        }
-    }
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        AsyncTimer::poll(self.0.as_mut(), cx)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
@@ -94,17 +98,21 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    async fn fired(mut timer: Pin<Box<dyn AsyncTimer>>) -> Instant {
-        poll_fn(|cx| timer.as_mut().poll(cx)).await;
-        Coinciding.now()
+    fn now() -> Instant {
+        tokio::time::Instant::now().into_std()
+    }
+
+    async fn fired(mut timer: Timer, at: Instant) -> Instant {
+        poll_fn(|cx| timer.poll(Some(at), cx)).await;
+        now()
     }
 
     #[tokio::test(start_paused = true)]
     async fn timers_far_off_fire_together_and_not_early() {
         // A point of the grid.
-        let from = Coinciding.coinciding(Coinciding.now() + 3 * FAR_OFF);
+        let from = Timers::Coinciding.at(now() + 3 * FAR_OFF);
         let times = [1, 1700, 4999].map(|ms| from + ms * MS);
-        let timers = times.map(|at| fired(Coinciding.new_timer(at)));
+        let timers = times.map(|at| fired(Timer::new(Timers::Coinciding), at));
         let together = futures_util::future::join_all(timers).await;
         for fired in together {
             assert!((GRID..GRID + 2 * MS).contains(&(fired - from)));
@@ -112,16 +120,28 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_timer_that_is_asked_again_for_the_same_time_keeps_its_place_with_the_others() {
+        let from = Timers::Coinciding.at(now() + 3 * FAR_OFF);
+        let (mut timer, at) = (Timer::new(Timers::Coinciding), from + MS);
+        let mut fires = poll_fn(|cx| timer.poll(Some(at), cx));
+        let waited = tokio::time::timeout_at((at - 10 * MS).into(), &mut fires).await;
+        assert!(waited.is_err());
+        fires.await;
+        assert!(now() - from >= GRID, "{:?}", now() - from);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_timer_that_is_near_fires_in_its_own_time_whatever_it_was_before() {
-        let now = Coinciding.now();
-        for before in [5 * MS, 40_000 * MS] {
-            let mut timer = Coinciding.new_timer(now + before);
-            let first = futures_util::future::poll_immediate(poll_fn(|cx| timer.as_mut().poll(cx)));
-            assert_eq!(first.await, None);
-            let near = Coinciding.now() + 1234 * MS;
-            timer.as_mut().reset(near);
-            let late = fired(timer).await - near;
-            assert!(late <= 2 * MS, "{late:?}");
+        for timers in [Timers::Exact, Timers::Coinciding] {
+            for before in [5 * MS, 40_000 * MS] {
+                let mut timer = Timer::new(timers);
+                let far = Some(now() + before);
+                let first = futures_util::future::poll_immediate(poll_fn(|cx| timer.poll(far, cx)));
+                assert_eq!(first.await, None);
+                let near = now() + 1234 * MS;
+                let late = fired(timer, near).await - near;
+                assert!(late <= 2 * MS, "{late:?}");
+            }
         }
     }
 }

@@ -20,7 +20,7 @@ use hoplite_onion::{
     relay::{self, Policy, serve},
 };
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms};
-use hoplite_quic::{ConnectionController, Endpoint, Incoming, TokioRuntime, server::Acceptor};
+use hoplite_quic::{ConnectionController, Endpoint, Incoming, timer::Timers, server::Acceptor};
 use hoplite_wire::{
     Host as Name, Protocols, Target,
     directory::{Descriptor, Key, Ports, Roles, SignedDescriptor},
@@ -263,11 +263,11 @@ impl Listeners {
         tasks: &mut JoinSet<()>,
     ) -> Result<(), Unmade> {
         let socket = Arc::new(Socket::at(network, address));
-        let endpoint = Endpoint::new_with_abstract_socket(
+        let endpoint = Endpoint::with_socket(
             Ground::endpoint(seed),
             Some(self.ground.quic.clone()),
             socket,
-            Arc::new(TokioRuntime),
+            Timers::Exact,
         )?;
         let listeners = self.clone();
         tasks.spawn(async move {

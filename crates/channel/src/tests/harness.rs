@@ -17,7 +17,7 @@ use hoplite_overlay::{
     memory::{Conditions, Network},
 };
 use hoplite_quic::{
-    Connection, Endpoint, EndpointConfig, Hooks, TokioRuntime,
+    Connection, Endpoint, EndpointConfig, Hooks, timer::Timers,
     crypto::rustls::QuicClientConfig,
     server::{Secrets, server_config},
 };
@@ -113,11 +113,11 @@ impl World {
         let secrets = Secrets::generate().unwrap();
         let tls = Arc::clone(&self.tls);
         let config = server_config(tls, transport, &secrets, &Hooks::default()).unwrap();
-        let endpoint = Endpoint::new_with_abstract_socket(
+        let endpoint = Endpoint::with_socket(
             EndpointConfig::default(),
             Some(config),
             socket,
-            Arc::new(TokioRuntime),
+            Timers::Exact,
         );
         let (endpoint, server) = (endpoint.unwrap(), Arc::clone(&self.server));
         self.tasks.spawn(async move {
@@ -193,8 +193,7 @@ impl World {
     pub(crate) async fn raw_quic(&mut self) -> (Endpoint, Connection) {
         let socket = MemorySocket::new(self.network.bind(CLIENT), &mut self.tasks);
         let config = EndpointConfig::default();
-        let runtime = Arc::new(TokioRuntime);
-        let endpoint = Endpoint::new_with_abstract_socket(config, None, socket, runtime).unwrap();
+        let endpoint = Endpoint::with_socket(config, None, socket, Timers::Exact).unwrap();
         let tls = client_tls(&Trust::Channel, &[ALPN_CHANNEL]).unwrap();
         let crypto = QuicClientConfig::try_from(tls).unwrap();
         let config = hoplite_quic::ClientConfig::new(Arc::new(crypto));
@@ -208,7 +207,7 @@ impl World {
     /// What `endpoint` sends comes from another address from now on.
     pub(crate) fn move_to(&mut self, endpoint: &Endpoint, address: IpAddr) {
         let socket = MemorySocket::new(self.network.bind(address), &mut self.tasks);
-        endpoint.rebind_abstract(socket).unwrap();
+        endpoint.move_to(socket).unwrap();
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     collections::VecDeque,
     future::{pending, poll_fn},
     io::{self, IoSlice},
-    pin::{Pin, pin},
+    pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker, ready},
     time::Duration,
@@ -287,10 +287,8 @@ impl DataSender {
     /// Ready when the next write is taken at once, but for a small one that is to share a packet.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), H3Error>> {
         while !self.pending.is_empty() {
-            let written = {
-                let chunks = self.pending.make_contiguous();
-                ready!(pin!(self.stream.write_chunks(chunks)).poll(cx))?
-            };
+            let chunks = self.pending.make_contiguous();
+            let written = ready!(self.stream.poll_write_chunks(cx, chunks))?;
             self.pending.drain(..written.chunks);
         }
         Poll::Ready(Ok(()))
@@ -542,7 +540,7 @@ impl DataReceiver {
 
     fn poll_chunks(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), H3Error>> {
         let mut chunks = [const { Bytes::new() }; CHUNKS];
-        let read = ready!(pin!(self.stream.read_chunks(&mut chunks)).poll(cx));
+        let read = ready!(self.stream.poll_read_chunks(cx, &mut chunks));
         let count = read.map_err(|error| self.end(error.into()))?;
         match count {
             Some(count) => self.raw.extend(chunks.into_iter().take(count)),

@@ -29,7 +29,7 @@ use hoplite_overlay::{
     memory::{Conditions, Network},
 };
 use hoplite_quic::{
-    Begun, Endpoint, EndpointConfig, Hooks, Observer, Packet, Side, TokioRuntime, Watch,
+    Begun, Endpoint, EndpointConfig, Hooks, Observer, Packet, Side, timer::Timers, Watch,
     server::{Secrets, server_config},
 };
 use hoplite_testing::{identity, soon, targets};
@@ -207,11 +207,11 @@ fn relay(
     let secrets = Secrets::generate().expect("random");
     let transport = Arc::new(transport.transport(0, 1472));
     let config = server_config(Arc::new(tls), transport, &secrets, &hooks).expect("made");
-    let endpoint = Endpoint::new_with_abstract_socket(
+    let endpoint = Endpoint::with_socket(
         EndpointConfig::default(),
         Some(config),
         socket,
-        Arc::new(TokioRuntime),
+        Timers::Exact,
     );
     let (endpoint, made) = (endpoint.expect("made"), Arc::new(made));
     tasks.spawn(async move {

@@ -1,5 +1,5 @@
 //! Packets that are not for this relay's QUIC stack: short headers whose destination id is an alias that the relay handed out.
-//! The shard's socket shows every received buffer to it before quinn; `relay` enters the aliases of its forwarded flows.
+//! The shard's socket shows every received buffer to it before QUIC sees it; `relay` enters the aliases of its forwarded flows.
 //! draft-ietf-masque-quic-proxy, "Proxy Considerations"; RFC 8999 §5.2 (where the id stands).
 
 use std::{
@@ -17,7 +17,7 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use quinn_udp::{RecvMeta, Transmit};
 
-use super::socket::Shared;
+use super::socket::ShardSocket;
 use super::steering::{self, Ids};
 use crate::coalesce::MOST_BYTES;
 
@@ -69,7 +69,7 @@ pub struct Towards {
 #[derive(Clone)]
 pub struct Forwarder {
     aliases: Arc<Aliases>,
-    socket: Arc<Shared>,
+    socket: Arc<ShardSocket>,
 }
 
 /// An alias that is in force until this is dropped.
@@ -80,7 +80,7 @@ pub struct Alias {
 }
 
 impl Forwarder {
-    pub(super) fn new(aliases: Arc<Aliases>, socket: Arc<Shared>) -> Self {
+    pub(super) fn new(aliases: Arc<Aliases>, socket: Arc<ShardSocket>) -> Self {
         Self { aliases, socket }
     }
 

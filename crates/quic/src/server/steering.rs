@@ -5,7 +5,7 @@
 
 use std::{fmt, io, net::UdpSocket, os::fd::AsRawFd, sync::Arc, time::Duration};
 
-use quinn::{ConnectionId, ConnectionIdGenerator};
+use quinn_proto::{ConnectionId, ConnectionIdGenerator};
 use quinn_proto::InvalidCid;
 use ring::rand::{SecureRandom, SystemRandom};
 

@@ -20,7 +20,7 @@ use hoplite_overlay::{
     memory::{Conditions, Listener, MemoryOverlay, Network},
 };
 use hoplite_quic::{
-    Endpoint, EndpointConfig, Hooks, TokioRuntime, TransportConfig,
+    Endpoint, EndpointConfig, Hooks, timer::Timers, TransportConfig,
     server::{Secrets, server_config},
 };
 use hoplite_testing::{relay::identity, soon};
@@ -122,11 +122,11 @@ fn serve(network: &Network, number: u8, tasks: &mut JoinSet<()>) -> Known {
     let secrets = Secrets::generate().expect("secrets");
     let transport = Arc::new(TransportConfig::default());
     let config = server_config(tls, transport, &secrets, &Hooks::default()).expect("QUIC");
-    let endpoint = Endpoint::new_with_abstract_socket(
+    let endpoint = Endpoint::with_socket(
         EndpointConfig::default(),
         Some(config),
         MemorySocket::new(network.bind_at(address), tasks),
-        Arc::new(TokioRuntime),
+        Timers::Exact,
     );
     let endpoint = endpoint.expect("an endpoint");
     let overlay = network.overlay(address.ip());

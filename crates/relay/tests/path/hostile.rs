@@ -18,8 +18,7 @@ use hoplite_link::Peer;
 use hoplite_masque::{Config, Path, Relay};
 use hoplite_overlay::{Batch, Datagrams, Error, Overlay, Terms, direct::Direct};
 use hoplite_quic::{
-    Connection, Endpoint, EndpointConfig, ServerConfig, TokioRuntime,
-    crypto::rustls::QuicServerConfig,
+    Connection, Endpoint, EndpointConfig, ServerConfig, crypto::rustls::QuicServerConfig,
 };
 use hoplite_testing::{relay::identity, soon};
 use hoplite_wire::{
@@ -144,8 +143,7 @@ impl Both {
         let config = ServerConfig::with_crypto(Arc::new(crypto));
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("bound");
         let raw = socket.try_clone().expect("cloned");
-        let runtime = Arc::new(TokioRuntime);
-        let endpoint = Endpoint::new(EndpointConfig::default(), Some(config), socket, runtime);
+        let endpoint = Endpoint::new(EndpointConfig::default(), Some(config), socket);
         let endpoint = endpoint.expect("an endpoint");
         let (out, flows) = mpsc::channel(64);
         tokio::spawn(serve(endpoint.clone(), raw, bargain, out));

@@ -19,7 +19,7 @@ use hoplite_overlay::{
     memory::{Conditions, Network, What},
 };
 use hoplite_quic::{
-    Endpoint, EndpointConfig, Hooks, TokioRuntime,
+    Endpoint, EndpointConfig, Hooks, timer::Timers,
     server::{Secrets, server_config},
 };
 use hoplite_relay::config::{Pad, Share};
@@ -224,11 +224,11 @@ impl Far {
         let transport = Arc::new(link.transport(0, 1472));
         let secrets = Secrets::generate().expect("random");
         let config = server_config(tls, transport, &secrets, &Hooks::default());
-        let endpoint = Endpoint::new_with_abstract_socket(
+        let endpoint = Endpoint::with_socket(
             EndpointConfig::default(),
             Some(config.expect("QUIC")),
             MemorySocket::new(network.bind_at(RELAY), tasks),
-            Arc::new(TokioRuntime),
+            Timers::Exact,
         );
         let (endpoint, far) = (endpoint.expect("an endpoint"), Arc::new(self));
         tasks.spawn(async move {

@@ -5,14 +5,13 @@ use std::{
     fmt,
     io::{self, IoSliceMut},
     net::SocketAddr,
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker},
 };
 
 use bytes::Bytes;
 use hoplite_overlay::{Batch, Datagrams, Error, Received};
-use hoplite_quic::{AsyncUdpSocket, UdpPoller};
+use hoplite_quic::AsyncUdpSocket;
 use parking_lot::{Mutex, MutexGuard};
 use quinn_udp::{RecvMeta, Transmit};
 
@@ -20,7 +19,7 @@ use super::{Key, MAX_DATAGRAM, Network, Node, Packet, Payload, Port};
 
 /// Bytes that may wait for their reader; beyond it datagrams are dropped, and counted as [`super::Fate::Overfull`].
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// Datagrams that quinn hands over in one call at most.
+/// Datagrams that the endpoint hands over in one call at most.
 const MAX_SEGMENTS: usize = 10;
 
 /// A socket. Its address is free again when it is dropped.
@@ -184,14 +183,10 @@ impl Datagrams for Flow {
 }
 
 impl AsyncUdpSocket for Socket {
-    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        Box::pin(Always)
-    }
-
-    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+    fn poll_send(&self, _: &mut Context<'_>, transmit: &Transmit<'_>) -> Poll<io::Result<()>> {
         let segment = transmit.segment_size.unwrap_or(transmit.contents.len());
         self.send(transmit.destination, transmit.contents, segment);
-        Ok(())
+        Poll::Ready(Ok(()))
     }
 
     fn poll_recv(
@@ -229,16 +224,6 @@ impl AsyncUdpSocket for Socket {
 
     fn may_fragment(&self) -> bool {
         false
-    }
-}
-
-/// A socket always takes what is sent: what a line has no room for it drops.
-#[derive(Debug)]
-struct Always;
-
-impl UdpPoller for Always {
-    fn poll_writable(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
     }
 }
 

@@ -17,7 +17,7 @@ use hoplite_overlay::{
     memory::{Conditions, MemoryOverlay, Network, What},
 };
 use hoplite_quic::{
-    Connection, Endpoint, EndpointConfig, Hooks, TokioRuntime,
+    Connection, Endpoint, EndpointConfig, Hooks, timer::Timers,
     server::{Secrets, server_config},
 };
 use hoplite_testing::{Double, identity};
@@ -88,11 +88,11 @@ impl Lab {
         let transport = Arc::new(transport.transport(0, 1472));
         let secrets = Secrets::generate().unwrap();
         let config = server_config(Arc::clone(&self.tls), transport, &secrets, hooks).unwrap();
-        let endpoint = Endpoint::new_with_abstract_socket(
+        let endpoint = Endpoint::with_socket(
             EndpointConfig::default(),
             Some(config),
             socket,
-            Arc::new(TokioRuntime),
+            Timers::Exact,
         );
         let endpoint = endpoint.unwrap();
         self.tasks.spawn(async move {

@@ -4,15 +4,14 @@ use std::{
     collections::BTreeSet,
     io::{self, IoSliceMut},
     net::{IpAddr, SocketAddr, UdpSocket},
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
     thread::JoinHandle,
 };
 
 use hoplite_quic::{
-    AsyncUdpSocket, Connection, Endpoint, EndpointConfig, Hooks, Runtime, TokioRuntime,
-    TransportConfig, UdpPoller,
+    AsyncUdpSocket, Connection, Endpoint, EndpointConfig, Hooks, TransportConfig, UdpSocket as QuicSocket, timer::Timers,
+
     crypto::rustls::QuicClientConfig,
     server::Secrets,
     udp::{RecvMeta, Transmit},
@@ -177,8 +176,7 @@ pub(super) async fn client_through(spy: &Arc<Spy>, relay: &Relay) -> (Endpoint, 
 async fn connect(spy: &Arc<Spy>, relay: &Relay, to: SocketAddr) -> (Endpoint, Connection) {
     let socket: Arc<dyn AsyncUdpSocket> = Arc::clone(spy) as _;
     let config = EndpointConfig::default();
-    let runtime = Arc::new(TokioRuntime);
-    let endpoint = Endpoint::new_with_abstract_socket(config, None, socket, runtime).unwrap();
+    let endpoint = Endpoint::with_socket(config, None, socket, Timers::Exact).unwrap();
     let connecting = endpoint.connect_with(client_config(relay), to, "relay.example");
     let connection = connecting.unwrap().await.unwrap();
     (endpoint, connection)
@@ -211,7 +209,7 @@ impl Spy {
     fn at(host: IpAddr) -> Arc<Self> {
         let socket = UdpSocket::bind((host, 0)).unwrap();
         Arc::new(Self {
-            inner: TokioRuntime.wrap_udp_socket(socket).unwrap(),
+            inner: Arc::new(QuicSocket::new(socket).unwrap()),
             seen: Mutex::default(),
         })
     }
@@ -223,16 +221,12 @@ impl Spy {
 }
 
 impl AsyncUdpSocket for Spy {
-    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        Arc::clone(&self.inner).create_io_poller()
-    }
-
-    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+    fn poll_send(&self, cx: &mut Context<'_>, transmit: &Transmit<'_>) -> Poll<io::Result<()>> {
         let segment = transmit.segment_size.unwrap_or(transmit.contents.len());
         let packets = transmit.contents.chunks(segment);
         let short = packets.filter(|packet| packet[0] & 0x80 == 0);
         self.seen.lock().extend(short.map(|packet| packet[2]));
-        self.inner.try_send(transmit)
+        self.inner.poll_send(cx, transmit)
     }
 
     fn poll_recv(

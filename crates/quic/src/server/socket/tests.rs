@@ -1,15 +1,21 @@
 use std::{
+    future::poll_fn,
     net::{Ipv4Addr, SocketAddr, UdpSocket},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Wake, Waker},
     time::Duration,
 };
 
-use quinn::AsyncUdpSocket;
 use quinn_udp::Transmit;
-use tokio::task::yield_now;
 
-use super::{Aliases, CoalescingSocket};
-use crate::server::{ShardPlace, steering::Ids};
+use super::{Aliases, ShardSocket};
+use crate::{
+    AsyncUdpSocket,
+    server::{ShardPlace, steering::Ids},
+};
 
 /// How long a test waits before it fails; nothing depends on it otherwise.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -19,9 +25,9 @@ fn loopback() -> UdpSocket {
 }
 
 /// A socket without aliases.
-fn plain(socket: UdpSocket) -> std::io::Result<Arc<CoalescingSocket>> {
+fn plain() -> ShardSocket {
     let aliases = Aliases::new(Ids::new(ShardPlace::new(0, 1), None));
-    CoalescingSocket::new(socket, Arc::new(aliases))
+    ShardSocket::new(loopback(), Arc::new(aliases)).unwrap()
 }
 
 /// A destination that blocks on receiving.
@@ -49,76 +55,31 @@ fn transmit(destination: SocketAddr, contents: &[u8], segment_size: Option<usize
     }
 }
 
-/// Sends, waiting for the socket where quinn would wait.
-async fn send(socket: &Arc<CoalescingSocket>, transmit: Transmit<'_>) {
-    let mut poller = Arc::clone(socket).create_io_poller();
-    while socket.try_send(&transmit).is_err() {
-        std::future::poll_fn(|cx| poller.as_mut().poll_writable(cx))
-            .await
-            .unwrap();
-    }
+/// Sends as the endpoint's task does.
+async fn send(socket: &ShardSocket, transmit: Transmit<'_>) {
+    flushed(socket).await;
+    poll_fn(|cx| socket.poll_send(cx, &transmit)).await.unwrap();
 }
 
-async fn flushed(socket: &CoalescingSocket) {
-    while !socket.shared.outgoing().is_empty() {
-        yield_now().await;
-    }
-}
-
-#[tokio::test]
-async fn what_is_left_of_a_batch_is_sent_without_further_calls() {
-    let (sink, address) = sink();
-    let socket = plain(loopback()).unwrap();
-    send(&socket, transmit(address, b"one", None)).await;
-    flushed(&socket).await;
-    assert_eq!(receive(&sink), b"one");
-}
-
-#[tokio::test]
-async fn datagrams_keep_their_order_across_batches() {
-    let ((left, to_left), (right, to_right)) = (sink(), sink());
-    let socket = plain(loopback()).unwrap();
-    for round in 0..100_u8 {
-        send(&socket, transmit(to_left, &[round; 30], Some(10))).await;
-        send(&socket, transmit(to_right, &[round; 7], None)).await;
-        flushed(&socket).await;
-        let received: Vec<Vec<u8>> = (0..3).map(|_| receive(&left)).collect();
-        assert_eq!(received, vec![vec![round; 10]; 3]);
-        assert_eq!(receive(&right), [round; 7]);
-    }
-}
-
-#[tokio::test]
-async fn a_full_queue_holds_the_batch_and_refuses_more_until_it_is_writable() {
-    let ((left, to_left), (right, to_right)) = (sink(), sink());
-    let socket = plain(loopback()).unwrap();
-    // The runtime has not learned yet that the socket takes anything, which looks like a full queue.
-    socket.try_send(&transmit(to_left, b"held", None)).unwrap();
-    let refused = socket.try_send(&transmit(to_right, b"refused", None));
-    assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
-
-    send(&socket, transmit(to_right, b"again", None)).await;
-    flushed(&socket).await;
-    assert_eq!(receive(&left), b"held");
-    assert_eq!(receive(&right), b"again");
+async fn flushed(socket: &ShardSocket) {
+    poll_fn(|cx| socket.poll_flush(cx)).await;
 }
 
 #[tokio::test]
 async fn a_datagram_that_is_too_long_loses_only_itself() {
     let (sink, address) = sink();
-    let socket = plain(loopback()).unwrap();
+    let socket = plain();
     let too_long = vec![0; 65_530];
     send(&socket, transmit(address, &[1; 9], None)).await;
     send(&socket, transmit(address, &too_long, None)).await;
     send(&socket, transmit(address, &[2; 9], None)).await;
-    flushed(&socket).await;
     assert_eq!(receive(&sink), [1; 9]);
     assert_eq!(receive(&sink), [2; 9]);
 }
 
 #[tokio::test]
 async fn an_address_that_cannot_be_answered_does_not_end_segmentation() {
-    let socket = plain(loopback()).unwrap();
+    let socket = plain();
     let before = socket.max_transmit_segments();
     for _ in 0..20 {
         let nowhere = (Ipv4Addr::LOCALHOST, 0).into();
@@ -126,38 +87,63 @@ async fn an_address_that_cannot_be_answered_does_not_end_segmentation() {
         // From a loopback address there is no route to others.
         let unroutable = (Ipv4Addr::BROADCAST, 9).into();
         send(&socket, transmit(unroutable, &[0; 100], Some(10))).await;
-        flushed(&socket).await;
     }
     assert_eq!(socket.max_transmit_segments(), before);
 }
 
 #[tokio::test]
-async fn the_last_batch_is_sent_after_the_socket_was_given_up() {
-    let (sink, address) = sink();
-    let socket = plain(loopback()).unwrap();
-    let shared = Arc::clone(&socket.shared);
-    socket.try_send(&transmit(address, b"bye", None)).unwrap();
-    drop(socket);
-    while Arc::strong_count(&shared) > 1 {
-        yield_now().await;
+async fn what_is_forwarded_is_collected_and_sent_in_its_order_when_the_task_has_its_turn() {
+    let ((left, to_left), (right, to_right)) = (sink(), sink());
+    let socket = plain();
+    send(&socket, transmit(to_left, b"first", None)).await;
+    assert_eq!(receive(&left), b"first");
+    for round in 0..100_u8 {
+        socket.pass(&transmit(to_left, &[round; 30], Some(10))).unwrap();
+        socket.pass(&transmit(to_left, &[round; 10], None)).unwrap();
+        socket.pass(&transmit(to_right, &[round; 7], None)).unwrap();
+        flushed(&socket).await;
+        let received: Vec<Vec<u8>> = (0..4).map(|_| receive(&left)).collect();
+        assert_eq!(received, vec![vec![round; 10]; 4]);
+        assert_eq!(receive(&right), [round; 7]);
     }
-    assert_eq!(receive(&sink), b"bye");
 }
 
 #[tokio::test]
-async fn a_batch_that_is_passed_through_keeps_its_place_behind_what_was_sent_before() {
+async fn the_task_is_woken_for_what_is_forwarded() {
     let (sink, address) = sink();
-    let socket = plain(loopback()).unwrap();
+    let socket = plain();
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut cx = Context::from_waker(&waker);
+    assert!(socket.poll_flush(&mut cx).is_ready());
+    // The runtime has not learned yet that the socket takes anything; it has when the batch is sent.
+    drop(socket.pass(&transmit(address, b"one", None)));
+    assert!(woken.0.load(Ordering::Relaxed));
+    flushed(&socket).await;
+    assert_eq!(receive(&sink), b"one");
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test]
+async fn a_batch_that_is_passed_through_keeps_its_place_behind_what_was_forwarded_before() {
+    let (sink, address) = sink();
+    let socket = plain();
     let many = [5; 10 * 64];
     for (first, second) in [(&b"before"[..], &many[..]), (&many[..], &b"after"[..])] {
         send(&socket, transmit(address, &[0; 3], None)).await;
-        flushed(&socket).await;
         receive(&sink);
-        send(&socket, transmit(address, first, segments(first))).await;
-        socket
-            .shared
-            .pass(&transmit(address, second, segments(second)))
-            .unwrap();
+        for part in [first, second] {
+            let segments = (part.len() > 10).then_some(10);
+            socket.pass(&transmit(address, part, segments)).unwrap();
+        }
         flushed(&socket).await;
         let expected = [first, second].concat();
         let mut received = Vec::new();
@@ -168,16 +154,12 @@ async fn a_batch_that_is_passed_through_keeps_its_place_behind_what_was_sent_bef
     }
 }
 
-fn segments(contents: &[u8]) -> Option<usize> {
-    (contents.len() > 10).then_some(10)
-}
-
 #[tokio::test]
 async fn a_batch_that_is_passed_through_is_refused_while_the_queue_is_full() {
     let (_sink, address) = sink();
-    let socket = plain(loopback()).unwrap();
+    let socket = plain();
     // The runtime has not learned yet that the socket takes anything, which looks like a full queue.
-    let refused = socket.shared.pass(&transmit(address, &[1; 640], Some(10)));
+    let refused = socket.pass(&transmit(address, &[1; 640], Some(10)));
     assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
-    assert!(socket.shared.outgoing().is_empty());
+    assert!(socket.forwarded.lock().is_empty());
 }

@@ -1,0 +1,941 @@
+//! What drives the stack: an endpoint's socket, its connections and their timers, in one task. The stack itself (`quinn-proto`) is a state machine; this
+//! task brings it packets and time, and carries away what it has to send.
+//!
+//! ```text
+//!             poll_recv              handle_event                 wakers
+//!   socket ────────────▶ endpoint ─────────────────▶ connection ─────────▶ who reads
+//!          ◀───────────────────────────────────────            ◀───────── who writes
+//!             poll_send, up to 64 packets a call                 due
+//! ```
+//!
+//! A round of the task takes what has come, then gives each connection that has something to do its turn: one batch of packets, and to the end of the
+//! queue. Who writes only says that the connection is due: all that is written before the task runs leaves in the same batches. While the socket takes
+//! nothing, one batch waits for it, and connections keep what they have.
+//!
+//! Locks: a connection's before the endpoint's, never the other way round; none while the socket is called.
+
+mod connection;
+mod socket;
+mod streams;
+
+use std::{
+    cell::Cell,
+    collections::{BTreeSet, VecDeque},
+    fmt,
+    future::{Future, IntoFuture},
+    io::{self, IoSliceMut},
+    mem,
+    net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+    time::Instant,
+};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::task::AtomicWaker;
+use parking_lot::{Mutex, MutexGuard};
+use quinn_proto::{
+    ClientConfig, ConnectError, ConnectionError, ConnectionEvent, ConnectionHandle, DatagramEvent,
+    EcnCodepoint, EndpointConfig, ServerConfig, Transmit, TransportError, TransportErrorCode,
+    VarInt,
+};
+use quinn_udp::RecvMeta;
+use tokio::sync::Notify;
+
+pub use self::{
+    connection::{Connecting, Connection, SendDatagramError},
+    socket::{AsyncUdpSocket, UdpSocket},
+    streams::{
+        ReadError, ReadExactError, ReadToEndError, RecvStream, SendStream, StoppedError, WriteError,
+    },
+};
+use self::connection::Inner;
+use crate::{
+    coalesce::{MOST_BYTES, MOST_SEGMENTS},
+    timer::{Timer, Timers},
+};
+
+/// Rounds before other tasks get their turn.
+const ROUNDS: usize = 4;
+/// Receive calls in a round.
+const RECEIVE_CALLS: usize = 4;
+/// Buffers of one receive call where batches come in one buffer (GRO), and where they do not.
+const BUFFERS: (usize, usize) = (8, quinn_udp::BATCH_SIZE);
+/// A buffer is not larger than the largest batch there is.
+const MOST_BUFFER: usize = 64 * 1024;
+/// How many answers of the endpoint's own (retries, refusals, resets) may wait for the task.
+const MOST_ANSWERS: usize = 1024;
+
+/// The time by the runtime's clock, which tests stop.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+/// Sends and receives for connections, and accepts them. Clones are the same; when the last is gone, its connections live on until they end.
+#[derive(Clone)]
+pub struct Endpoint {
+    handle: Arc<Handle>,
+    default_client: Option<ClientConfig>,
+}
+
+/// Ends the task when nobody can use the endpoint any more.
+struct Handle(Arc<Shared>);
+
+/// What handles, connections and the task share.
+struct Shared {
+    socket: Mutex<Sockets>,
+    /// Grows with each new socket.
+    generation: AtomicU64,
+    state: Mutex<State>,
+    /// Connections that have something to do.
+    due: Mutex<Vec<Arc<Inner>>>,
+    task: AtomicWaker,
+    /// No handle is left.
+    unused: AtomicBool,
+    open: AtomicUsize,
+    /// Something arrived for [`Endpoint::accept`], or it was closed.
+    incoming: Notify,
+    /// The last connection has gone.
+    idle: Notify,
+}
+
+struct Sockets {
+    now: Arc<dyn AsyncUdpSocket>,
+    /// It is still listened to, until the next one has received something.
+    before: Option<Arc<dyn AsyncUdpSocket>>,
+}
+
+struct State {
+    stack: quinn_proto::Endpoint,
+    /// By their handles.
+    connections: Vec<Option<Arc<Inner>>>,
+    incoming: VecDeque<quinn_proto::Incoming>,
+    /// What the endpoint itself has to send.
+    answers: VecDeque<(Transmit, Vec<u8>)>,
+    closed: Option<(VarInt, Bytes)>,
+    /// The task is gone.
+    gone: bool,
+}
+
+impl Endpoint {
+    /// An endpoint on a bound socket, in the current runtime. Without `server` it accepts nothing.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn new(
+        config: EndpointConfig,
+        server: Option<ServerConfig>,
+        socket: std::net::UdpSocket,
+    ) -> io::Result<Self> {
+        let socket = Arc::new(UdpSocket::new(socket)?);
+        Self::with_socket(config, server, socket, Timers::Exact)
+    }
+
+    /// An endpoint on any socket.
+    ///
+    /// # Errors
+    /// The socket has no address.
+    pub fn with_socket(
+        config: EndpointConfig,
+        server: Option<ServerConfig>,
+        socket: Arc<dyn AsyncUdpSocket>,
+        timers: Timers,
+    ) -> io::Result<Self> {
+        socket.local_addr()?;
+        let largest = usize::try_from(config.get_max_udp_payload_size()).unwrap_or(usize::MAX);
+        let stack = quinn_proto::Endpoint::new(
+            Arc::new(config),
+            server.map(Arc::new),
+            !socket.may_fragment(),
+            None,
+        );
+        let shared = Arc::new(Shared {
+            socket: Mutex::new(Sockets {
+                now: Arc::clone(&socket),
+                before: None,
+            }),
+            generation: AtomicU64::new(0),
+            state: Mutex::new(State {
+                stack,
+                connections: Vec::new(),
+                incoming: VecDeque::new(),
+                answers: VecDeque::new(),
+                closed: None,
+                gone: false,
+            }),
+            due: Mutex::default(),
+            task: AtomicWaker::new(),
+            unused: AtomicBool::new(false),
+            open: AtomicUsize::new(0),
+            incoming: Notify::new(),
+            idle: Notify::new(),
+        });
+        tokio::spawn(Task {
+            shared: Arc::clone(&shared),
+            socket,
+            before: None,
+            generation: 0,
+            largest,
+            timer: Timer::new(timers),
+            deadlines: BTreeSet::new(),
+            turn: VecDeque::new(),
+            blocked: Vec::new(),
+            batch: Vec::new(),
+            waiting: None,
+            events: Vec::new(),
+        });
+        Ok(Self {
+            handle: Arc::new(Handle(shared)),
+            default_client: None,
+        })
+    }
+
+    /// An endpoint that dials alone, at `address` of this machine.
+    ///
+    /// # Errors
+    /// The address cannot be had.
+    pub fn client(address: SocketAddr) -> io::Result<Self> {
+        let socket = std::net::UdpSocket::bind(address)?;
+        Self::new(EndpointConfig::default(), None, socket)
+    }
+
+    /// An endpoint that accepts, at `address` of this machine.
+    ///
+    /// # Errors
+    /// The address cannot be had.
+    pub fn server(config: ServerConfig, address: SocketAddr) -> io::Result<Self> {
+        let socket = std::net::UdpSocket::bind(address)?;
+        Self::new(EndpointConfig::default(), Some(config), socket)
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.handle.0
+    }
+
+    /// How [`Self::connect`] dials.
+    pub fn set_default_client_config(&mut self, config: ClientConfig) {
+        self.default_client = Some(config);
+    }
+
+    /// Dials with the configuration that was set.
+    ///
+    /// # Errors
+    /// There is none, the endpoint is closed, or nothing can be dialled there.
+    pub fn connect(&self, to: SocketAddr, name: &str) -> Result<Connecting, ConnectError> {
+        let config = self.default_client.clone();
+        self.connect_with(config.ok_or(ConnectError::NoDefaultClientConfig)?, to, name)
+    }
+
+    /// Dials. `name` is whom the other end must prove to be.
+    ///
+    /// # Errors
+    /// The endpoint is closed, or nothing can be dialled there.
+    pub fn connect_with(
+        &self,
+        config: ClientConfig,
+        to: SocketAddr,
+        name: &str,
+    ) -> Result<Connecting, ConnectError> {
+        let shared = self.shared();
+        let ours = shared.socket.lock().now.local_addr();
+        let to = match (ours.map(|ours| ours.is_ipv6()), to) {
+            (Ok(false), SocketAddr::V6(_)) => return Err(ConnectError::InvalidRemoteAddress(to)),
+            (Ok(true), SocketAddr::V4(to)) => {
+                SocketAddrV6::new(to.ip().to_ipv6_mapped(), to.port(), 0, 0).into()
+            }
+            (_, to) => to,
+        };
+        let mut state = shared.state();
+        if state.gone || state.closed.is_some() {
+            return Err(ConnectError::EndpointStopping);
+        }
+        let (handle, stack) = state.stack.connect(now(), config, to, name)?;
+        let inner = shared.enter(&mut state, handle, stack);
+        drop(state);
+        inner.make_due();
+        Ok(Connecting::new(inner))
+    }
+
+    /// The next connection attempt; `None` when the endpoint is closed.
+    pub async fn accept(&self) -> Option<Incoming> {
+        let shared = self.shared();
+        loop {
+            let more = shared.incoming.notified();
+            {
+                let mut state = shared.state();
+                if state.closed.is_some() || state.gone {
+                    return None;
+                }
+                if let Some(incoming) = state.incoming.pop_front() {
+                    return Some(Incoming {
+                        attempt: Some(incoming),
+                        handle: Arc::clone(&self.handle),
+                    });
+                }
+            }
+            more.await;
+        }
+    }
+
+    /// How connections are accepted from now on; `None` refuses them.
+    pub fn set_server_config(&self, config: Option<ServerConfig>) {
+        let mut state = self.shared().state();
+        state.stack.set_server_config(config.map(Arc::new));
+    }
+
+    /// Goes on with another socket of the system's, in the current runtime; the connections tell their peers.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn rebind(&self, socket: std::net::UdpSocket) -> io::Result<()> {
+        self.move_to(Arc::new(UdpSocket::new(socket)?))
+    }
+
+    /// Goes on with another socket; the connections tell their peers (RFC 9000 §9).
+    ///
+    /// # Errors
+    /// The socket has no address.
+    pub fn move_to(&self, socket: Arc<dyn AsyncUdpSocket>) -> io::Result<()> {
+        socket.local_addr()?;
+        let shared = self.shared();
+        {
+            let mut sockets = shared.socket.lock();
+            let before = mem::replace(&mut sockets.now, socket);
+            sockets.before = Some(before);
+        }
+        shared.generation.fetch_add(1, Ordering::Release);
+        for inner in shared.connections() {
+            inner.state().stack.local_address_changed();
+            inner.make_due();
+        }
+        shared.task.wake();
+        Ok(())
+    }
+
+    /// The address of the socket.
+    ///
+    /// # Errors
+    /// The system does not say.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.shared().socket.lock().now.local_addr()
+    }
+
+    /// How many connections there are, those that drain included.
+    #[must_use]
+    pub fn open_connections(&self) -> usize {
+        self.shared().open.load(Ordering::Relaxed)
+    }
+
+    /// Closes all connections and accepts no more.
+    pub fn close(&self, code: VarInt, reason: &[u8]) {
+        let shared = self.shared();
+        let reason = Bytes::copy_from_slice(reason);
+        shared.state().closed = Some((code, reason.clone()));
+        shared.incoming.notify_waiters();
+        for inner in shared.connections() {
+            inner.close(code, reason.clone());
+        }
+        shared.task.wake();
+    }
+
+    /// Waits until all connections have ended and their last packets are sent.
+    pub async fn wait_idle(&self) {
+        let shared = self.shared();
+        loop {
+            let idle = shared.idle.notified();
+            if shared.open.load(Ordering::Acquire) == 0 || shared.state().gone {
+                return;
+            }
+            idle.await;
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.unused.store(true, Ordering::Release);
+        self.0.task.wake();
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    fn connections(&self) -> Vec<Arc<Inner>> {
+        let state = self.state();
+        state.connections.iter().flatten().cloned().collect()
+    }
+
+    fn enter(
+        self: &Arc<Self>,
+        state: &mut State,
+        handle: ConnectionHandle,
+        stack: quinn_proto::Connection,
+    ) -> Arc<Inner> {
+        let inner = Arc::new(Inner::new(stack, handle, Arc::clone(self)));
+        if state.connections.len() <= handle.0 {
+            state.connections.resize_with(handle.0 + 1, || None);
+        }
+        state.connections[handle.0] = Some(Arc::clone(&inner));
+        self.open.fetch_add(1, Ordering::Release);
+        inner
+    }
+
+    /// A connection has something to do.
+    fn make_due(&self, inner: Arc<Inner>) {
+        self.due.lock().push(inner);
+        self.task.wake();
+    }
+
+    /// Answers from outside the task; beyond the bound they are lost, as packets are.
+    fn answer(&self, state: &mut State, transmit: Transmit, mut contents: Vec<u8>) {
+        contents.truncate(transmit.size);
+        if state.answers.len() < MOST_ANSWERS {
+            state.answers.push_back((transmit, contents));
+            self.task.wake();
+        }
+    }
+}
+
+/// A connection attempt that nobody has decided on. Dropped, it is refused.
+pub struct Incoming {
+    attempt: Option<quinn_proto::Incoming>,
+    /// The endpoint goes on for it.
+    handle: Arc<Handle>,
+}
+
+/// A retry was asked of an attempt that comes of one; here it is again.
+pub struct RetryError(Box<Incoming>);
+
+impl Incoming {
+    fn take(mut self) -> Option<(quinn_proto::Incoming, Arc<Handle>)> {
+        Some((self.attempt.take()?, Arc::clone(&self.handle)))
+    }
+
+    /// Goes on with the handshake as the endpoint is configured.
+    ///
+    /// # Errors
+    /// The attempt makes no sense.
+    pub fn accept(self) -> Result<Connecting, ConnectionError> {
+        self.go_on(None)
+    }
+
+    /// Goes on with the handshake.
+    ///
+    /// # Errors
+    /// The attempt makes no sense.
+    pub fn accept_with(self, config: Arc<ServerConfig>) -> Result<Connecting, ConnectionError> {
+        self.go_on(Some(config))
+    }
+
+    fn go_on(self, config: Option<Arc<ServerConfig>>) -> Result<Connecting, ConnectionError> {
+        let Some((attempt, handle)) = self.take() else {
+            return Err(ConnectionError::LocallyClosed);
+        };
+        let shared = &handle.0;
+        let mut contents = Vec::new();
+        let mut state = shared.state();
+        if state.gone {
+            state.stack.ignore(attempt);
+            return Err(ConnectionError::LocallyClosed);
+        }
+        match state.stack.accept(attempt, now(), &mut contents, config) {
+            Ok((handle, stack)) => {
+                let inner = shared.enter(&mut state, handle, stack);
+                let closed = state.closed.clone();
+                drop(state);
+                match closed {
+                    Some((code, reason)) => inner.close(code, reason),
+                    None => inner.make_due(),
+                }
+                Ok(Connecting::new(inner))
+            }
+            Err(error) => {
+                if let Some(transmit) = error.response {
+                    shared.answer(&mut state, transmit, contents);
+                }
+                Err(error.cause)
+            }
+        }
+    }
+
+    /// Tells the peer that it is not wanted.
+    pub fn refuse(self) {
+        drop(self);
+    }
+
+    /// Has the peer prove its address first.
+    ///
+    /// # Errors
+    /// It has.
+    pub fn retry(self) -> Result<(), RetryError> {
+        let Some((attempt, handle)) = self.take() else {
+            return Ok(());
+        };
+        let shared = &handle.0;
+        let mut contents = Vec::new();
+        let mut state = shared.state();
+        match state.stack.retry(attempt, &mut contents) {
+            Ok(transmit) => {
+                shared.answer(&mut state, transmit, contents);
+                Ok(())
+            }
+            Err(error) => {
+                drop(state);
+                Err(RetryError(Box::new(Self {
+                    attempt: Some(error.into_incoming()),
+                    handle: Arc::clone(&handle),
+                })))
+            }
+        }
+    }
+
+    /// Says nothing.
+    pub fn ignore(self) {
+        if let Some((attempt, handle)) = self.take() {
+            handle.0.state().stack.ignore(attempt);
+        }
+    }
+
+    /// Where it comes from.
+    #[must_use]
+    pub fn remote_address(&self) -> SocketAddr {
+        let nowhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+        let attempt = self.attempt.as_ref();
+        attempt.map_or(nowhere, quinn_proto::Incoming::remote_address)
+    }
+
+    /// Whether it is proven that the peer is there.
+    #[must_use]
+    pub fn remote_address_validated(&self) -> bool {
+        let attempt = self.attempt.as_ref();
+        attempt.is_some_and(quinn_proto::Incoming::remote_address_validated)
+    }
+
+    /// The address of ours that it came to, where the system says.
+    #[must_use]
+    pub fn local_ip(&self) -> Option<IpAddr> {
+        self.attempt.as_ref()?.local_ip()
+    }
+}
+
+/// Goes on with the handshake as the endpoint is configured, to its end.
+impl IntoFuture for Incoming {
+    type Output = Result<Connection, ConnectionError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async { self.accept()?.await })
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        if let Some(attempt) = self.attempt.take() {
+            let mut contents = Vec::new();
+            let shared = &self.handle.0;
+            let mut state = shared.state();
+            let transmit = state.stack.refuse(attempt, &mut contents);
+            shared.answer(&mut state, transmit, contents);
+        }
+    }
+}
+
+impl fmt::Debug for Incoming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Incoming").finish_non_exhaustive()
+    }
+}
+
+impl RetryError {
+    /// The attempt.
+    #[must_use]
+    pub fn into_incoming(self) -> Incoming {
+        *self.0
+    }
+}
+
+impl fmt::Debug for RetryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RetryError")
+    }
+}
+
+/// The task.
+struct Task {
+    shared: Arc<Shared>,
+    socket: Arc<dyn AsyncUdpSocket>,
+    before: Option<Arc<dyn AsyncUdpSocket>>,
+    generation: u64,
+    /// The largest packet that is received.
+    largest: usize,
+    timer: Timer,
+    /// When which connection wants to be asked next.
+    deadlines: BTreeSet<(Instant, usize)>,
+    /// Connections that have something to do, in the order in which they have it.
+    turn: VecDeque<Arc<Inner>>,
+    /// Those that have something to send while the socket takes nothing.
+    blocked: Vec<Arc<Inner>>,
+    /// The packets that are being sent.
+    batch: Vec<u8>,
+    /// The socket has not taken them yet.
+    waiting: Option<Transmit>,
+    events: Vec<(usize, ConnectionEvent)>,
+}
+
+impl Future for Task {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let task = &mut *self;
+        task.shared.task.register(cx.waker());
+        task.follow_socket();
+        let mut busy = true;
+        for _ in 0..ROUNDS {
+            busy = task.round(cx);
+            if !busy {
+                break;
+            }
+        }
+        if busy {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if task.shared.unused.load(Ordering::Acquire)
+            && task.shared.open.load(Ordering::Acquire) == 0
+            && task.shared.state().answers.is_empty()
+        {
+            return Poll::Ready(());
+        }
+        Poll::Pending
+    }
+}
+
+impl Task {
+    /// Whether there is more to do at once.
+    fn round(&mut self, cx: &mut Context<'_>) -> bool {
+        let received = self.receive(cx);
+        self.take_time();
+        let is_open = self.unblock(cx) && self.answer(cx);
+        self.turns(cx, is_open);
+        let first = self.deadlines.first().map(|(at, _)| *at);
+        let late = self.timer.poll(first, cx).is_ready();
+        received || late || !self.turn.is_empty() || !self.shared.due.lock().is_empty()
+    }
+
+    fn follow_socket(&mut self) {
+        let generation = self.shared.generation.load(Ordering::Acquire);
+        if self.generation != generation {
+            self.generation = generation;
+            let sockets = self.shared.socket.lock();
+            self.socket = Arc::clone(&sockets.now);
+            self.before = sockets.before.clone();
+        }
+    }
+
+    /// Whether more may be there.
+    fn receive(&mut self, cx: &mut Context<'_>) -> bool {
+        if let Some(before) = self.before.clone() {
+            self.receive_from(&*before, cx);
+        }
+        let socket = Arc::clone(&self.socket);
+        let (got, more) = self.receive_from(&*socket, cx);
+        if got && self.before.take().is_some() {
+            self.shared.socket.lock().before = None;
+        }
+        more
+    }
+
+    /// Whether anything came, and whether more may be there.
+    fn receive_from(&mut self, socket: &dyn AsyncUdpSocket, cx: &mut Context<'_>) -> (bool, bool) {
+        // Of each thread, since it is used in this call alone.
+        thread_local!(static MEMORY: Cell<Vec<u8>> = const { Cell::new(Vec::new()) });
+        let segments = socket.max_receive_segments().max(1);
+        let size = self.largest.saturating_mul(segments).clamp(1, MOST_BUFFER);
+        let count = if segments > 1 { BUFFERS.0 } else { BUFFERS.1 };
+        let mut memory = MEMORY.take();
+        if memory.len() < size * count {
+            memory.resize(size * count, 0);
+        }
+        let (mut got, mut more) = (false, true);
+        for _ in 0..RECEIVE_CALLS {
+            let mut buffers = memory.chunks_exact_mut(size);
+            let mut buffers: [_; BUFFERS.1] =
+                std::array::from_fn(|_| IoSliceMut::new(buffers.next().unwrap_or_default()));
+            let mut metas = [RecvMeta::default(); BUFFERS.1];
+            match socket.poll_recv(cx, &mut buffers[..count], &mut metas[..count]) {
+                Poll::Ready(Ok(received)) => {
+                    got = true;
+                    let received = buffers.iter().zip(&metas).take(received);
+                    self.take(received.map(|(buffer, meta)| (&**buffer, meta)));
+                }
+                // One datagram is lost, and what the network said of another.
+                Poll::Ready(Err(error)) => tracing::debug!(%error, "receiving failed"),
+                Poll::Pending => {
+                    more = false;
+                    break;
+                }
+            }
+        }
+        MEMORY.set(memory);
+        (got, more)
+    }
+
+    /// Gives packets to their connections.
+    fn take<'a>(&mut self, received: impl Iterator<Item = (&'a [u8], &'a RecvMeta)>) {
+        let now = now();
+        let mut state = self.shared.state();
+        for (buffer, meta) in received {
+            let ecn = meta.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8));
+            let whole = buffer.get(..meta.len).unwrap_or_default();
+            for packet in whole.chunks(meta.stride.max(1)) {
+                let mut contents = Vec::new();
+                let packet = BytesMut::from(packet);
+                let (from, to) = (meta.addr, meta.dst_ip);
+                match state.stack.handle(now, from, to, ecn, packet, &mut contents) {
+                    Some(DatagramEvent::ConnectionEvent(handle, event)) => {
+                        self.events.push((handle.0, event));
+                    }
+                    Some(DatagramEvent::NewConnection(attempt)) => {
+                        if state.closed.is_some() {
+                            let transmit = state.stack.refuse(attempt, &mut contents);
+                            self.shared.answer(&mut state, transmit, contents);
+                        } else {
+                            state.incoming.push_back(attempt);
+                            self.shared.incoming.notify_waiters();
+                        }
+                    }
+                    Some(DatagramEvent::Response(transmit)) => {
+                        self.shared.answer(&mut state, transmit, contents);
+                    }
+                    None => {}
+                }
+            }
+        }
+        drop(state);
+        self.hand_over();
+    }
+
+    /// Gives each connection its events: those that follow each other under one lock.
+    fn hand_over(&mut self) {
+        let mut events = mem::take(&mut self.events);
+        let mut all = events.drain(..).peekable();
+        while let Some((number, event)) = all.next() {
+            let state = self.shared.state();
+            let Some(inner) = state.connections.get(number).cloned().flatten() else {
+                continue;
+            };
+            drop(state);
+            let mut connection = inner.state();
+            connection.stack.handle_event(event);
+            while let Some((_, event)) = all.next_if(|(next, _)| *next == number) {
+                connection.stack.handle_event(event);
+            }
+            let queued = mem::replace(&mut connection.is_due, true);
+            drop(connection);
+            if !queued {
+                self.turn.push_back(inner);
+            }
+        }
+        drop(all);
+        self.events = events;
+    }
+
+    /// Has those whose time has come take their turn.
+    fn take_time(&mut self) {
+        let now = now();
+        while let Some((at, number)) = self.deadlines.first().copied() {
+            if at > now {
+                break;
+            }
+            self.deadlines.pop_first();
+            let inner = self.shared.state().connections.get(number).cloned().flatten();
+            let Some(inner) = inner else { continue };
+            let mut connection = inner.state();
+            connection.deadline = None;
+            connection.stack.handle_timeout(now);
+            let queued = mem::replace(&mut connection.is_due, true);
+            drop(connection);
+            if !queued {
+                self.turn.push_back(inner);
+            }
+        }
+    }
+
+    /// Sends the batch that waits. Whether the socket takes more.
+    fn unblock(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.socket.poll_flush(cx).is_pending() {
+            return false;
+        }
+        if let Some(transmit) = self.waiting.take()
+            && !self.send(transmit, cx)
+        {
+            return false;
+        }
+        for inner in mem::take(&mut self.blocked) {
+            let mut connection = inner.state();
+            connection.is_blocked = false;
+            let queued = mem::replace(&mut connection.is_due, true);
+            drop(connection);
+            if !queued {
+                self.turn.push_back(inner);
+            }
+        }
+        true
+    }
+
+    /// Sends what the endpoint itself has to say. Whether the socket takes more.
+    fn answer(&mut self, cx: &mut Context<'_>) -> bool {
+        loop {
+            let answer = self.shared.state().answers.pop_front();
+            let Some((transmit, contents)) = answer else {
+                return true;
+            };
+            self.batch = contents;
+            if !self.send(transmit, cx) {
+                return false;
+            }
+        }
+    }
+
+    /// A turn for each that has something to do now.
+    fn turns(&mut self, cx: &mut Context<'_>, mut is_open: bool) {
+        self.turn.extend(self.shared.due.lock().drain(..));
+        for _ in 0..self.turn.len() {
+            let Some(inner) = self.turn.pop_front() else {
+                return;
+            };
+            is_open = self.one_turn(inner, cx, is_open);
+        }
+    }
+
+    /// Whether the socket takes more afterwards.
+    fn one_turn(&mut self, inner: Arc<Inner>, cx: &mut Context<'_>, is_open: bool) -> bool {
+        let mut connection = inner.state();
+        connection.is_due = false;
+        let mut is_drained = false;
+        while let Some(event) = connection.stack.poll_endpoint_events() {
+            is_drained |= event.is_drained();
+            let answer = self.shared.state().stack.handle_event(inner.handle, event);
+            if let Some(answer) = answer {
+                connection.stack.handle_event(answer);
+            }
+        }
+        inner.tell(&mut connection);
+        if is_drained {
+            self.set_deadline(&inner, connection.deadline.take(), None);
+            drop(connection);
+            self.forget(&inner);
+            return is_open;
+        }
+        let mut transmit = None;
+        if is_open {
+            self.batch.clear();
+            let most = self.most_segments(usize::from(connection.stack.current_mtu()));
+            let stack = &mut connection.stack;
+            transmit = stack.poll_transmit(now(), most, &mut self.batch);
+        } else if !mem::replace(&mut connection.is_blocked, true) {
+            self.blocked.push(Arc::clone(&inner));
+        }
+        if transmit.is_some() {
+            connection.is_due = true;
+            drop(connection);
+            self.turn.push_back(inner);
+        } else {
+            let next = connection.stack.poll_timeout();
+            let last = mem::replace(&mut connection.deadline, next);
+            drop(connection);
+            self.set_deadline(&inner, last, next);
+        }
+        transmit.is_none_or(|transmit| self.send(transmit, cx)) && is_open
+    }
+
+    fn most_segments(&self, size: usize) -> usize {
+        let most = self.socket.max_transmit_segments().min(MOST_SEGMENTS);
+        most.min(MOST_BYTES / size.max(1)).max(1)
+    }
+
+    fn set_deadline(&mut self, inner: &Inner, last: Option<Instant>, next: Option<Instant>) {
+        if last == next {
+            return;
+        }
+        if let Some(last) = last {
+            self.deadlines.remove(&(last, inner.handle.0));
+        }
+        if let Some(next) = next {
+            self.deadlines.insert((next, inner.handle.0));
+        }
+    }
+
+    fn forget(&self, inner: &Inner) {
+        let mut state = self.shared.state();
+        let place = state.connections.get_mut(inner.handle.0);
+        let gone = place.and_then(Option::take);
+        drop(state);
+        if gone.is_some() && self.shared.open.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.shared.idle.notify_waiters();
+        }
+    }
+
+    /// Sends the batch; what the socket does not take now waits. Whether it was taken. Other errors lose the packets, as the network may.
+    fn send(&mut self, transmit: Transmit, cx: &mut Context<'_>) -> bool {
+        let contents = self.batch.get(..transmit.size).unwrap_or_default();
+        let packets = quinn_udp::Transmit {
+            destination: transmit.destination,
+            ecn: transmit
+                .ecn
+                .and_then(|ecn| quinn_udp::EcnCodepoint::from_bits(ecn as u8)),
+            contents,
+            segment_size: transmit.segment_size,
+            src_ip: transmit.src_ip,
+        };
+        match self.socket.poll_send(cx, &packets) {
+            Poll::Ready(Ok(())) => true,
+            Poll::Ready(Err(error)) => {
+                tracing::debug!(%error, "a batch was not sent");
+                true
+            }
+            Poll::Pending => {
+                self.waiting = Some(transmit);
+                false
+            }
+        }
+    }
+}
+
+/// The runtime ends: nobody waits for ever.
+impl Drop for Task {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        state.gone = true;
+        let State {
+            stack, incoming, ..
+        } = &mut *state;
+        incoming.drain(..).for_each(|attempt| stack.ignore(attempt));
+        let connections: Vec<_> = state.connections.drain(..).flatten().collect();
+        drop(state);
+        for inner in connections {
+            let error = TransportError {
+                code: TransportErrorCode::INTERNAL_ERROR,
+                frame: None,
+                reason: "the endpoint has ended".to_owned(),
+            };
+            inner.lose(&ConnectionError::TransportError(error));
+        }
+        self.shared.due.lock().clear();
+        self.shared.incoming.notify_waiters();
+        self.shared.idle.notify_waiters();
+    }
+}

@@ -1,0 +1,583 @@
+//! One connection: its state with those who wait for it, and the handle by which programs use it.
+
+use std::{
+    any::Any,
+    collections::BTreeMap,
+    fmt,
+    future::Future,
+    mem,
+    net::{IpAddr, SocketAddr},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
+use quinn_proto::{
+    ConnectionError, ConnectionHandle, ConnectionStats, Dir, Event, Side, StreamEvent, StreamId,
+    VarInt, congestion::Controller, crypto::ExportKeyingMaterialError,
+};
+use tokio::sync::Notify;
+
+use super::{RecvStream, SendStream, Shared, now};
+
+/// What the task and the handles share.
+pub(super) struct Inner {
+    pub(super) handle: ConnectionHandle,
+    endpoint: Arc<Shared>,
+    state: Mutex<State>,
+    /// Handles and streams; with the last of them the connection ends.
+    holders: AtomicUsize,
+    /// The peer opened a stream, of each direction.
+    opened: [Notify; 2],
+    /// We may open one.
+    available: [Notify; 2],
+    datagrams: Notify,
+    datagrams_unblocked: Notify,
+    closed: Notify,
+}
+
+pub(super) struct State {
+    pub(super) stack: quinn_proto::Connection,
+    /// Why it ended, if it did.
+    pub(super) error: Option<ConnectionError>,
+    is_connected: bool,
+    connecting: Option<Waker>,
+    /// It is in the queue of those that have something to do.
+    pub(super) is_due: bool,
+    /// It is among those that wait for the socket.
+    pub(super) is_blocked: bool,
+    /// When it is to be asked at the latest.
+    pub(super) deadline: Option<Instant>,
+    pub(super) readers: BTreeMap<StreamId, Waker>,
+    pub(super) writers: BTreeMap<StreamId, Waker>,
+    /// Who waits for the end of a stream.
+    pub(super) stopped: BTreeMap<StreamId, Arc<Notify>>,
+}
+
+impl Inner {
+    pub(super) fn new(
+        stack: quinn_proto::Connection,
+        handle: ConnectionHandle,
+        endpoint: Arc<Shared>,
+    ) -> Self {
+        Self {
+            handle,
+            endpoint,
+            state: Mutex::new(State {
+                stack,
+                error: None,
+                is_connected: false,
+                connecting: None,
+                is_due: false,
+                is_blocked: false,
+                deadline: None,
+                readers: BTreeMap::new(),
+                writers: BTreeMap::new(),
+                stopped: BTreeMap::new(),
+            }),
+            holders: AtomicUsize::new(0),
+            opened: Default::default(),
+            available: Default::default(),
+            datagrams: Notify::new(),
+            datagrams_unblocked: Notify::new(),
+            closed: Notify::new(),
+        }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// It has something to do.
+    pub(super) fn make_due(self: &Arc<Self>) {
+        self.wake(&mut self.state());
+    }
+
+    /// The same, for who holds the lock.
+    pub(super) fn wake(self: &Arc<Self>, state: &mut State) {
+        if !mem::replace(&mut state.is_due, true) {
+            self.endpoint.make_due(Arc::clone(self));
+        }
+    }
+
+    /// Tells those who wait what has happened.
+    pub(super) fn tell(&self, state: &mut State) {
+        let mut datagrams = false;
+        while let Some(event) = state.stack.poll() {
+            match event {
+                Event::HandshakeDataReady => {}
+                Event::Connected => {
+                    state.is_connected = true;
+                    state.connecting.take().into_iter().for_each(Waker::wake);
+                }
+                Event::ConnectionLost { reason } => self.lose_locked(state, &reason),
+                Event::DatagramReceived => datagrams = true,
+                Event::DatagramsUnblocked => self.datagrams_unblocked.notify_waiters(),
+                Event::Stream(event) => self.tell_stream(state, &event),
+            }
+        }
+        if datagrams {
+            self.datagrams.notify_waiters();
+        }
+    }
+
+    fn tell_stream(&self, state: &mut State, event: &StreamEvent) {
+        let wake = |waker: Option<Waker>| waker.into_iter().for_each(Waker::wake);
+        let notify = |notify: Option<Arc<Notify>>| {
+            notify.into_iter().for_each(|notify| notify.notify_waiters());
+        };
+        match event {
+            StreamEvent::Opened { dir } => self.opened[*dir as usize].notify_waiters(),
+            StreamEvent::Available { dir } => self.available[*dir as usize].notify_waiters(),
+            StreamEvent::Readable { id } => wake(state.readers.remove(id)),
+            StreamEvent::Writable { id } => wake(state.writers.remove(id)),
+            StreamEvent::Finished { id } => notify(state.stopped.remove(id)),
+            StreamEvent::Stopped { id, .. } => {
+                notify(state.stopped.remove(id));
+                wake(state.writers.remove(id));
+            }
+        }
+    }
+
+    /// It has ended for this reason.
+    pub(super) fn lose(&self, reason: &ConnectionError) {
+        self.lose_locked(&mut self.state(), reason);
+    }
+
+    fn lose_locked(&self, state: &mut State, reason: &ConnectionError) {
+        state.error.get_or_insert_with(|| reason.clone());
+        let writers = mem::take(&mut state.writers).into_values();
+        let readers = mem::take(&mut state.readers).into_values();
+        let connecting = state.connecting.take();
+        writers.chain(readers).chain(connecting).for_each(Waker::wake);
+        for notify in mem::take(&mut state.stopped).into_values() {
+            notify.notify_waiters();
+        }
+        let streams = self.opened.iter().chain(&self.available);
+        let others = [&self.datagrams, &self.datagrams_unblocked, &self.closed];
+        streams.chain(others).for_each(Notify::notify_waiters);
+    }
+
+    /// Closes it: what was not delivered is not.
+    pub(super) fn close(self: &Arc<Self>, code: VarInt, reason: Bytes) {
+        let mut state = self.state();
+        state.stack.close(now(), code, reason);
+        self.lose_locked(&mut state, &ConnectionError::LocallyClosed);
+        self.wake(&mut state);
+    }
+}
+
+/// Keeps the connection open.
+pub(super) struct Hold(Arc<Inner>);
+
+impl Hold {
+    fn new(inner: Arc<Inner>) -> Self {
+        inner.holders.fetch_add(1, Ordering::Relaxed);
+        Self(inner)
+    }
+
+    pub(super) fn inner(&self) -> &Arc<Inner> {
+        &self.0
+    }
+}
+
+impl Clone for Hold {
+    fn clone(&self) -> Self {
+        Self::new(Arc::clone(&self.0))
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if self.0.holders.fetch_sub(1, Ordering::AcqRel) == 1 && !self.0.state().stack.is_drained()
+        {
+            self.0.close(0_u32.into(), Bytes::new());
+        }
+    }
+}
+
+/// A connection whose handshake is under way.
+#[must_use = "a connection that nobody waits for is closed"]
+pub struct Connecting(Hold);
+
+impl Connecting {
+    pub(super) fn new(inner: Arc<Inner>) -> Self {
+        Self(Hold::new(inner))
+    }
+
+    /// Where the peer is.
+    #[must_use]
+    pub fn remote_address(&self) -> SocketAddr {
+        self.0.inner().state().stack.remote_address()
+    }
+}
+
+impl Future for Connecting {
+    type Output = Result<Connection, ConnectionError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.0.inner().state();
+        if let Some(error) = &state.error {
+            return Poll::Ready(Err(error.clone()));
+        }
+        if state.is_connected {
+            return Poll::Ready(Ok(Connection(self.0.clone())));
+        }
+        state.connecting = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl fmt::Debug for Connecting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Connecting")
+    }
+}
+
+/// A connection. Clones are the same; when the last and all its streams are gone it is closed.
+#[derive(Clone)]
+pub struct Connection(Hold);
+
+/// Why a datagram was not sent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendDatagramError {
+    /// The peer takes none.
+    #[error("datagrams not supported by peer")]
+    UnsupportedByPeer,
+    /// This end takes none.
+    #[error("datagram support disabled")]
+    Disabled,
+    /// No packet holds it now.
+    #[error("datagram too large")]
+    TooLarge,
+    /// The connection has ended.
+    #[error("connection lost")]
+    ConnectionLost(#[from] ConnectionError),
+}
+
+impl From<quinn_proto::SendDatagramError> for SendDatagramError {
+    fn from(error: quinn_proto::SendDatagramError) -> Self {
+        use quinn_proto::SendDatagramError as Stack;
+        match error {
+            Stack::UnsupportedByPeer => Self::UnsupportedByPeer,
+            Stack::Disabled => Self::Disabled,
+            // Who does not wait has the oldest make room.
+            Stack::TooLarge | Stack::Blocked(_) => Self::TooLarge,
+        }
+    }
+}
+
+/// Streams.
+impl Connection {
+    fn inner(&self) -> &Arc<Inner> {
+        self.0.inner()
+    }
+
+    /// Asks `check` each time that `notify` is told, until it answers, or the connection has ended.
+    async fn wait<T>(
+        &self,
+        notify: &Notify,
+        mut check: impl FnMut(&mut State) -> Option<T>,
+    ) -> Result<T, ConnectionError> {
+        loop {
+            let told = notify.notified();
+            {
+                let mut state = self.inner().state();
+                if let Some(answer) = check(&mut state) {
+                    self.inner().wake(&mut state);
+                    return Ok(answer);
+                }
+                if let Some(error) = &state.error {
+                    return Err(error.clone());
+                }
+            }
+            told.await;
+        }
+    }
+
+    async fn open(&self, dir: Dir) -> Result<StreamId, ConnectionError> {
+        let available = &self.inner().available[dir as usize];
+        self.wait(available, |state| match state.error {
+            None => state.stack.streams().open(dir),
+            Some(_) => None,
+        })
+        .await
+    }
+
+    async fn accept(&self, dir: Dir) -> Result<StreamId, ConnectionError> {
+        let opened = &self.inner().opened[dir as usize];
+        self.wait(opened, |state| state.stack.streams().accept(dir))
+            .await
+    }
+
+    /// Opens a stream on which this end alone sends, once the peer allows one.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub async fn open_uni(&self) -> Result<SendStream, ConnectionError> {
+        let id = self.open(Dir::Uni).await?;
+        Ok(SendStream::new(self.0.clone(), id))
+    }
+
+    /// Opens a stream on which both send, once the peer allows one. The peer hears of it with what is sent.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub async fn open_bi(&self) -> Result<(SendStream, RecvStream), ConnectionError> {
+        let id = self.open(Dir::Bi).await?;
+        let send = SendStream::new(self.0.clone(), id);
+        Ok((send, RecvStream::new(self.0.clone(), id)))
+    }
+
+    /// The next stream that the peer opened and on which it alone sends.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub async fn accept_uni(&self) -> Result<RecvStream, ConnectionError> {
+        let id = self.accept(Dir::Uni).await?;
+        Ok(RecvStream::new(self.0.clone(), id))
+    }
+
+    /// The next stream that the peer opened and on which both send.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub async fn accept_bi(&self) -> Result<(SendStream, RecvStream), ConnectionError> {
+        let id = self.accept(Dir::Bi).await?;
+        let send = SendStream::new(self.0.clone(), id);
+        Ok((send, RecvStream::new(self.0.clone(), id)))
+    }
+
+    /// How many streams the peer may have open on which it alone sends.
+    pub fn set_max_concurrent_uni_streams(&self, count: VarInt) {
+        self.change(|stack| stack.set_max_concurrent_streams(Dir::Uni, count));
+    }
+
+    /// How many streams the peer may have open on which both send.
+    pub fn set_max_concurrent_bi_streams(&self, count: VarInt) {
+        self.change(|stack| stack.set_max_concurrent_streams(Dir::Bi, count));
+    }
+
+    /// How many bytes may wait for the peer's acknowledgement.
+    pub fn set_send_window(&self, bytes: u64) {
+        self.change(|stack| stack.set_send_window(bytes));
+    }
+
+    /// How many bytes the peer may send ahead of who reads, on all streams.
+    pub fn set_receive_window(&self, bytes: VarInt) {
+        self.change(|stack| stack.set_receive_window(bytes));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut quinn_proto::Connection)) {
+        let mut state = self.inner().state();
+        change(&mut state.stack);
+        self.inner().wake(&mut state);
+    }
+}
+
+/// Datagrams (RFC 9221).
+impl Connection {
+    /// The next datagram.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub async fn read_datagram(&self) -> Result<Bytes, ConnectionError> {
+        let datagrams = &self.inner().datagrams;
+        loop {
+            let told = datagrams.notified();
+            {
+                let mut state = self.inner().state();
+                if let Some(datagram) = state.stack.datagrams().recv() {
+                    return Ok(datagram);
+                }
+                if let Some(error) = &state.error {
+                    return Err(error.clone());
+                }
+            }
+            told.await;
+        }
+    }
+
+    /// Datagrams that are here, up to `most`, behind what `into` has.
+    pub fn take_datagrams(&self, into: &mut Vec<Bytes>, most: usize) {
+        let mut state = self.inner().state();
+        let mut datagrams = state.stack.datagrams();
+        into.extend(std::iter::from_fn(|| datagrams.recv()).take(most));
+    }
+
+    /// Sends a datagram; where the buffer has no room, the oldest that wait there go.
+    ///
+    /// # Errors
+    /// It is not sent.
+    pub fn send_datagram(&self, datagram: Bytes) -> Result<(), SendDatagramError> {
+        self.send_datagrams([datagram], |error| Err(error.clone()))
+            .unwrap_or(Ok(()))
+    }
+
+    /// Sends datagrams as [`Self::send_datagram`] does, all under one lock. `refused` is told of each that is not sent; what it last said is returned.
+    pub fn send_datagrams<T>(
+        &self,
+        datagrams: impl IntoIterator<Item = Bytes>,
+        mut refused: impl FnMut(&SendDatagramError) -> T,
+    ) -> Option<T> {
+        let mut state = self.inner().state();
+        let mut said = None;
+        for datagram in datagrams {
+            let sent = match &state.error {
+                Some(error) => Err(SendDatagramError::ConnectionLost(error.clone())),
+                None => {
+                    let sent = state.stack.datagrams().send(datagram, true);
+                    sent.map_err(SendDatagramError::from)
+                }
+            };
+            if let Err(error) = sent {
+                said = Some(refused(&error));
+            }
+        }
+        self.inner().wake(&mut state);
+        said
+    }
+
+    /// Sends a datagram once the buffer has room for it.
+    ///
+    /// # Errors
+    /// It is not sent.
+    pub async fn send_datagram_wait(&self, datagram: Bytes) -> Result<(), SendDatagramError> {
+        let mut datagram = Some(datagram);
+        loop {
+            let told = self.inner().datagrams_unblocked.notified();
+            {
+                let mut state = self.inner().state();
+                if let Some(error) = &state.error {
+                    return Err(error.clone().into());
+                }
+                let Some(next) = datagram.take() else {
+                    return Ok(());
+                };
+                match state.stack.datagrams().send(next, false) {
+                    Ok(()) => {
+                        self.inner().wake(&mut state);
+                        return Ok(());
+                    }
+                    Err(quinn_proto::SendDatagramError::Blocked(back)) => datagram = Some(back),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            told.await;
+        }
+    }
+
+    /// The largest datagram that is sent now; `None` where the peer takes none.
+    #[must_use]
+    pub fn max_datagram_size(&self) -> Option<usize> {
+        self.inner().state().stack.datagrams().max_size()
+    }
+
+    /// How many bytes of datagrams may be sent without that the oldest go.
+    #[must_use]
+    pub fn datagram_send_buffer_space(&self) -> usize {
+        self.inner().state().stack.datagrams().send_buffer_space()
+    }
+}
+
+/// Its end, and what is known of it.
+impl Connection {
+    /// Closes it at once: what was not delivered is not.
+    pub fn close(&self, code: VarInt, reason: &[u8]) {
+        self.inner().close(code, Bytes::copy_from_slice(reason));
+    }
+
+    /// Waits until it has ended, and says why.
+    pub async fn closed(&self) -> ConnectionError {
+        loop {
+            let told = self.inner().closed.notified();
+            if let Some(error) = self.close_reason() {
+                return error;
+            }
+            told.await;
+        }
+    }
+
+    /// Why it ended, if it did.
+    #[must_use]
+    pub fn close_reason(&self) -> Option<ConnectionError> {
+        self.inner().state().error.clone()
+    }
+
+    /// Who dialled.
+    #[must_use]
+    pub fn side(&self) -> Side {
+        self.inner().state().stack.side()
+    }
+
+    /// Where the peer is now.
+    #[must_use]
+    pub fn remote_address(&self) -> SocketAddr {
+        self.inner().state().stack.remote_address()
+    }
+
+    /// The address of ours that the peer uses, where the system says.
+    #[must_use]
+    pub fn local_ip(&self) -> Option<IpAddr> {
+        self.inner().state().stack.local_ip()
+    }
+
+    /// How long an answer of the peer takes now.
+    #[must_use]
+    pub fn rtt(&self) -> Duration {
+        self.inner().state().stack.rtt()
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn stats(&self) -> ConnectionStats {
+        self.inner().state().stack.stats()
+    }
+
+    /// A copy of what governs how fast it sends.
+    #[must_use]
+    pub fn congestion_state(&self) -> Box<dyn Controller> {
+        self.inner().state().stack.congestion_state().clone_box()
+    }
+
+    /// What was agreed on in the handshake; its type is the cryptography's.
+    #[must_use]
+    pub fn handshake_data(&self) -> Option<Box<dyn Any>> {
+        let state = self.inner().state();
+        state.stack.crypto_session().handshake_data()
+    }
+
+    /// How the peer has shown who it is; its type is the cryptography's.
+    #[must_use]
+    pub fn peer_identity(&self) -> Option<Box<dyn Any>> {
+        let state = self.inner().state();
+        state.stack.crypto_session().peer_identity()
+    }
+
+    /// Bytes that only the two ends know (RFC 8446 §7.5).
+    ///
+    /// # Errors
+    /// So many are not to be had.
+    pub fn export_keying_material(
+        &self,
+        output: &mut [u8],
+        label: &[u8],
+        context: &[u8],
+    ) -> Result<(), ExportKeyingMaterialError> {
+        let state = self.inner().state();
+        let session = state.stack.crypto_session();
+        session.export_keying_material(output, label, context)
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Connection").field(&self.inner().handle.0).finish()
+    }
+}
