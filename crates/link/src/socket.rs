@@ -128,8 +128,7 @@ impl VirtualSocket {
                 Poll::Pending => {}
             }
         }
-        out.packets.segments() < MOST_SEGMENTS
-            && out.packets.push(&transmit(batch)) == Pushed::Kept
+        out.packets.segments() < MOST_SEGMENTS && out.packets.push(&transmit(batch)) == Pushed::Kept
     }
 
     /// Ready when packets are taken.

@@ -141,10 +141,9 @@ impl AckController {
         self.inbox.poll(cx)
     }
 
-    /// A datagram that was cut out of a packet, if one is there.
-    #[must_use]
-    pub fn next_datagram(&self) -> Option<Bytes> {
-        self.inbox.pop()
+    /// Puts datagrams that were cut out of packets behind what `into` has, until that are `most`.
+    pub fn take_datagrams(&self, into: &mut Vec<Bytes>, most: usize) {
+        self.inbox.take(into, most);
     }
 
     /// How many datagrams were cut out: signs of life that the stack does not count.
@@ -637,8 +636,11 @@ impl Inbox {
         }
     }
 
-    fn pop(&self) -> Option<Bytes> {
-        self.state.lock().pop()
+    fn take(&self, into: &mut Vec<Bytes>, most: usize) {
+        let mut state = self.state.lock();
+        let count = state.waiting.len().min(most.saturating_sub(into.len()));
+        into.reserve(count);
+        into.extend(std::iter::from_fn(|| state.pop()).take(count));
     }
 
     fn poll(&self, cx: &mut Context<'_>) -> Poll<Bytes> {

@@ -12,10 +12,10 @@ use std::{
 
 use hoplite_wire::tuning::Congestion;
 use parking_lot::{Mutex, MutexGuard};
+use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{
     BbrConfig, Controller, ControllerFactory, ControllerMetrics, CubicConfig, NewRenoConfig,
 };
-use quinn_proto::RttEstimator;
 
 /// Bytes in flight without control: more than any path holds, and above `u32::MAX`, so that the QUIC stack does not pace either.
 const NO_WINDOW: u64 = 1 << 40;

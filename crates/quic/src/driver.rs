@@ -46,6 +46,7 @@ use quinn_proto::{
 use quinn_udp::RecvMeta;
 use tokio::sync::Notify;
 
+use self::connection::Inner;
 pub use self::{
     connection::{Connecting, Connection, SendDatagramError},
     socket::{AsyncUdpSocket, UdpSocket},
@@ -53,7 +54,6 @@ pub use self::{
         ReadError, ReadExactError, ReadToEndError, RecvStream, SendStream, StoppedError, WriteError,
     },
 };
-use self::connection::Inner;
 use crate::{
     coalesce::{MOST_BYTES, MOST_SEGMENTS},
     timer::{Timer, Timers},
@@ -704,7 +704,10 @@ impl Task {
                 let mut contents = Vec::new();
                 let packet = BytesMut::from(packet);
                 let (from, to) = (meta.addr, meta.dst_ip);
-                match state.stack.handle(now, from, to, ecn, packet, &mut contents) {
+                match state
+                    .stack
+                    .handle(now, from, to, ecn, packet, &mut contents)
+                {
                     Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                         self.events.push((handle.0, event));
                     }
@@ -761,7 +764,13 @@ impl Task {
                 break;
             }
             self.deadlines.pop_first();
-            let inner = self.shared.state().connections.get(number).cloned().flatten();
+            let inner = self
+                .shared
+                .state()
+                .connections
+                .get(number)
+                .cloned()
+                .flatten();
             let Some(inner) = inner else { continue };
             let mut connection = inner.state();
             connection.deadline = None;
@@ -939,3 +948,6 @@ impl Drop for Task {
         self.shared.idle.notify_waiters();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -31,14 +31,16 @@ use hoplite_wire::quic_frames::Frames;
 pub use self::ack_controller::{AckController, Bounds};
 pub use self::connection_controller::ConnectionController;
 use self::crypto_wrapper::{Client, Server};
-#[cfg(feature = "without-cipher")]
-pub use self::left_out::{is_cipher_left_out, leave_out_cipher};
-pub use self::qlog::Qlog;
 pub use self::driver::{
     AsyncUdpSocket, Connecting, Connection, Endpoint, Incoming, ReadError, ReadExactError,
     ReadToEndError, RecvStream, RetryError, SendDatagramError, SendStream, StoppedError, UdpSocket,
     WriteError,
 };
+#[cfg(feature = "without-cipher")]
+pub use self::left_out::{is_cipher_left_out, leave_out_cipher};
+pub use self::qlog::Qlog;
+/// The stack without a driver, for who brings packets and time to it (`sim`).
+pub use quinn_proto as proto;
 pub use quinn_proto::{
     AckFrequencyConfig, ApplicationClose, Chunk, ClientConfig, ClosedStream, ConnectError,
     ConnectionClose, ConnectionError, ConnectionId, ConnectionIdGenerator, ConnectionStats, Dir,
@@ -46,8 +48,6 @@ pub use quinn_proto::{
     TransportConfig, TransportErrorCode, VarInt, VarIntBoundsExceeded, Written, crypto,
 };
 pub use quinn_udp as udp;
-/// The stack without a driver, for who brings packets and time to it (`sim`).
-pub use quinn_proto as proto;
 
 /// One packet, as it is before it is encrypted or after it was decrypted.
 #[derive(Clone, Copy, Debug)]

@@ -13,9 +13,7 @@ use ring::{
 };
 
 use self::{divert::Aliases, socket::ShardSocket, steering::Ids};
-use crate::{
-    Connecting, ConnectionController, Endpoint, Hooks, Incoming, timer::Timers,
-};
+use crate::{Connecting, ConnectionController, Endpoint, Hooks, Incoming, timer::Timers};
 
 pub use self::{
     divert::{ALIAS_LENGTH, Alias, AliasId, Ecn, Forward, Forwarder, Packets, Towards},

@@ -20,7 +20,7 @@ use hoplite_onion::{
     relay::{self, Policy, serve},
 };
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms};
-use hoplite_quic::{ConnectionController, Endpoint, Incoming, timer::Timers, server::Acceptor};
+use hoplite_quic::{ConnectionController, Endpoint, Incoming, server::Acceptor, timer::Timers};
 use hoplite_wire::{
     Host as Name, Protocols, Target,
     directory::{Descriptor, Key, Ports, Roles, SignedDescriptor},

@@ -17,9 +17,10 @@ use hoplite_overlay::{
     memory::{Conditions, Network},
 };
 use hoplite_quic::{
-    Connection, Endpoint, EndpointConfig, Hooks, timer::Timers,
+    Connection, Endpoint, EndpointConfig, Hooks,
     crypto::rustls::QuicClientConfig,
     server::{Secrets, server_config},
+    timer::Timers,
 };
 use hoplite_testing::{identity, soon};
 use hoplite_wire::{

@@ -12,7 +12,6 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use futures_util::FutureExt as _;
 use hoplite_overlay::Batch;
 use hoplite_wire::{h3::Code, http_datagram};
 use parking_lot::{Mutex, MutexGuard};
@@ -43,19 +42,15 @@ pub(super) async fn run(inner: Arc<Inner>) {
         last: None,
     };
     while let Some(first) = next(&inner).await {
+        let mut arrived = vec![first];
+        waiting(&inner, &mut arrived);
+        let is_full = arrived.len() == BATCH;
         batch.begin(&inner);
-        let mut next = Some(first);
-        let mut count = 0;
-        while let Some(datagram) = next {
+        for datagram in arrived {
             batch.route(&inner, datagram);
-            count += 1;
-            next = match count {
-                BATCH => None,
-                _ => waiting(&inner),
-            };
         }
         batch.flush();
-        if count == BATCH {
+        if is_full {
             tokio::task::yield_now().await;
         }
     }
@@ -75,12 +70,12 @@ async fn next(inner: &Inner) -> Option<Bytes> {
     }
 }
 
-/// The next datagram, if one is there without waiting.
-fn waiting(inner: &Inner) -> Option<Bytes> {
-    let controller = inner.config.controller.as_ref();
-    let cut_out = controller.and_then(|controller| controller.ack_controller().next_datagram());
-    let received = || inner.conn.read_datagram().now_or_never();
-    cut_out.or_else(|| received().and_then(Result::ok))
+/// The datagrams that are there without waiting, up to a batch with what `arrived` has.
+fn waiting(inner: &Inner, arrived: &mut Vec<Bytes>) {
+    if let Some(controller) = &inner.config.controller {
+        controller.ack_controller().take_datagrams(arrived, BATCH);
+    }
+    inner.conn.take_datagrams(arrived, BATCH);
 }
 
 /// Datagrams that are handed out before the flows flush.
@@ -497,18 +492,18 @@ impl Outbox {
         &self,
         state: &mut State,
         inner: &Inner,
-        frames: impl Iterator<Item = Bytes>,
+        mut frames: impl Iterator<Item = Bytes>,
         fitting: usize,
     ) -> usize {
         let mut refused = 0;
-        for (index, frame) in frames.enumerate() {
-            if index >= fitting {
-                state.waiting.push_back(frame);
-            } else if let Err(error) = inner.conn.send_datagram(frame) {
+        if fitting > 0 {
+            let fitting = frames.by_ref().take(fitting);
+            inner.conn.send_datagrams(fitting, |error| {
                 refused += 1;
                 count_refusal(inner, &error);
-            }
+            });
         }
+        state.waiting.extend(frames);
         if !state.waiting.is_empty() {
             self.work.notify_one();
         }

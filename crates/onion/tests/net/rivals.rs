@@ -29,8 +29,9 @@ use hoplite_overlay::{
     memory::{Conditions, Network},
 };
 use hoplite_quic::{
-    Begun, Endpoint, EndpointConfig, Hooks, Observer, Packet, Side, timer::Timers, Watch,
+    Begun, Endpoint, EndpointConfig, Hooks, Observer, Packet, Side, Watch,
     server::{Secrets, server_config},
+    timer::Timers,
 };
 use hoplite_testing::{identity, soon, targets};
 use hoplite_wire::{Target, quic_frames::Content};

@@ -130,7 +130,9 @@ impl Inner {
     fn tell_stream(&self, state: &mut State, event: &StreamEvent) {
         let wake = |waker: Option<Waker>| waker.into_iter().for_each(Waker::wake);
         let notify = |notify: Option<Arc<Notify>>| {
-            notify.into_iter().for_each(|notify| notify.notify_waiters());
+            notify
+                .into_iter()
+                .for_each(|notify| notify.notify_waiters());
         };
         match event {
             StreamEvent::Opened { dir } => self.opened[*dir as usize].notify_waiters(),
@@ -155,7 +157,10 @@ impl Inner {
         let writers = mem::take(&mut state.writers).into_values();
         let readers = mem::take(&mut state.readers).into_values();
         let connecting = state.connecting.take();
-        writers.chain(readers).chain(connecting).for_each(Waker::wake);
+        writers
+            .chain(readers)
+            .chain(connecting)
+            .for_each(Waker::wake);
         for notify in mem::take(&mut state.stopped).into_values() {
             notify.notify_waiters();
         }
@@ -404,11 +409,12 @@ impl Connection {
         }
     }
 
-    /// Datagrams that are here, up to `most`, behind what `into` has.
+    /// Puts datagrams that are here behind what `into` has, until that are `most`.
     pub fn take_datagrams(&self, into: &mut Vec<Bytes>, most: usize) {
+        let room = most.saturating_sub(into.len());
         let mut state = self.inner().state();
         let mut datagrams = state.stack.datagrams();
-        into.extend(std::iter::from_fn(|| datagrams.recv()).take(most));
+        into.extend(std::iter::from_fn(|| datagrams.recv()).take(room));
     }
 
     /// Sends a datagram; where the buffer has no room, the oldest that wait there go.
@@ -416,32 +422,26 @@ impl Connection {
     /// # Errors
     /// It is not sent.
     pub fn send_datagram(&self, datagram: Bytes) -> Result<(), SendDatagramError> {
-        self.send_datagrams([datagram], |error| Err(error.clone()))
-            .unwrap_or(Ok(()))
+        let mut sent = Ok(());
+        self.send_datagrams([datagram], |error| sent = Err(error));
+        sent
     }
 
-    /// Sends datagrams as [`Self::send_datagram`] does, all under one lock. `refused` is told of each that is not sent; what it last said is returned.
-    pub fn send_datagrams<T>(
+    /// Sends datagrams as [`Self::send_datagram`] does, all at once. `refused` is told of each that is not sent.
+    pub fn send_datagrams(
         &self,
         datagrams: impl IntoIterator<Item = Bytes>,
-        mut refused: impl FnMut(&SendDatagramError) -> T,
-    ) -> Option<T> {
+        mut refused: impl FnMut(SendDatagramError),
+    ) {
         let mut state = self.inner().state();
-        let mut said = None;
         for datagram in datagrams {
-            let sent = match &state.error {
-                Some(error) => Err(SendDatagramError::ConnectionLost(error.clone())),
-                None => {
-                    let sent = state.stack.datagrams().send(datagram, true);
-                    sent.map_err(SendDatagramError::from)
-                }
-            };
-            if let Err(error) = sent {
-                said = Some(refused(&error));
+            if let Some(error) = &state.error {
+                refused(error.clone().into());
+            } else if let Err(error) = state.stack.datagrams().send(datagram, true) {
+                refused(error.into());
             }
         }
         self.inner().wake(&mut state);
-        said
     }
 
     /// Sends a datagram once the buffer has room for it.
@@ -578,6 +578,8 @@ impl Connection {
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Connection").field(&self.inner().handle.0).finish()
+        f.debug_tuple("Connection")
+            .field(&self.inner().handle.0)
+            .finish()
     }
 }

@@ -94,7 +94,9 @@ impl UdpSocket {
         if transmit.destination.port() == 0 {
             return Ok(());
         }
-        let sent = self.io.try_io(Interest::WRITABLE, || self.attempt(transmit));
+        let sent = self
+            .io
+            .try_io(Interest::WRITABLE, || self.attempt(transmit));
         match sent {
             Ok(()) => {
                 if transmit.segment_size.is_some() && self.refused.load(Ordering::Relaxed) > 0 {
@@ -121,10 +123,7 @@ impl UdpSocket {
         let errno = Errno::from_io_error(error);
         let impossible = matches!(errno, Some(Errno::IO | Errno::INVAL));
         let several = transmit.segment_size.is_some();
-        if several
-            && (impossible || errno == Some(Errno::MSGSIZE))
-            && self.send_singly(transmit)
-        {
+        if several && (impossible || errno == Some(Errno::MSGSIZE)) && self.send_singly(transmit) {
             self.refused.fetch_add(1, Ordering::Relaxed);
         }
         if impossible {

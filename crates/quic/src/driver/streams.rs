@@ -504,7 +504,10 @@ impl RecvStream {
     pub async fn read_exact(&mut self, into: &mut [u8]) -> Result<(), ReadExactError> {
         let mut buffer = ReadBuf::new(into);
         while buffer.remaining() > 0 {
-            if poll_fn(|cx| self.poll_copy(cx, &mut buffer)).await?.is_none() {
+            if poll_fn(|cx| self.poll_copy(cx, &mut buffer))
+                .await?
+                .is_none()
+            {
                 return Err(ReadExactError::FinishedEarly(buffer.filled().len()));
             }
         }
@@ -533,7 +536,10 @@ impl RecvStream {
     pub async fn received_reset(&mut self) -> Result<Option<VarInt>, ConnectionError> {
         poll_fn(|cx| {
             let mut state = self.hold.inner().state();
-            match (state.stack.recv_stream(self.id).received_reset(), &state.error) {
+            match (
+                state.stack.recv_stream(self.id).received_reset(),
+                &state.error,
+            ) {
                 (Err(_), _) => Poll::Ready(Ok(None)),
                 (Ok(Some(code)), _) => {
                     self.reset = Some(code);

@@ -5,8 +5,8 @@
 
 use std::{fmt, io, net::UdpSocket, os::fd::AsRawFd, sync::Arc, time::Duration};
 
-use quinn_proto::{ConnectionId, ConnectionIdGenerator};
 use quinn_proto::InvalidCid;
+use quinn_proto::{ConnectionId, ConnectionIdGenerator};
 use ring::rand::{SecureRandom, SystemRandom};
 
 /// How many shards there can be: one for each value of an id's second byte.

@@ -115,7 +115,7 @@ fn server_of(identity: &Identity) -> Arc<dyn crypto::ServerConfig> {
     Arc::new(QuicServerConfig::try_from(tls).unwrap())
 }
 
-fn configs(
+pub(crate) fn configs(
     client: &Hooks,
     server: &Hooks,
     asks: Option<AckFrequencyConfig>,

@@ -20,8 +20,9 @@ use hoplite_overlay::{
     memory::{Conditions, Listener, MemoryOverlay, Network},
 };
 use hoplite_quic::{
-    Endpoint, EndpointConfig, Hooks, timer::Timers, TransportConfig,
+    Endpoint, EndpointConfig, Hooks, TransportConfig,
     server::{Secrets, server_config},
+    timer::Timers,
 };
 use hoplite_testing::{relay::identity, soon};
 use hoplite_wire::{ResponseHead, Target, Template};

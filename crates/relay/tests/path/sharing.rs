@@ -19,8 +19,9 @@ use hoplite_overlay::{
     memory::{Conditions, Network, What},
 };
 use hoplite_quic::{
-    Endpoint, EndpointConfig, Hooks, timer::Timers,
+    Endpoint, EndpointConfig, Hooks,
     server::{Secrets, server_config},
+    timer::Timers,
 };
 use hoplite_relay::config::{Pad, Share};
 use hoplite_testing::identity;

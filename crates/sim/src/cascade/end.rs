@@ -236,12 +236,11 @@ impl End {
             all.push(datagram);
         }
         if let Some(controller) = &self.controller {
-            while let Some(datagram) = controller.ack_controller().next_datagram() {
-                all.push(datagram);
-            }
+            let ack_controller = controller.ack_controller();
+            ack_controller.take_datagrams(&mut all, usize::MAX);
             self.received = self.received.wrapping_add(1);
             if self.received.is_multiple_of(ROUND_TRIP_AFTER) {
-                controller.ack_controller().round_trip(connection.rtt());
+                ack_controller.round_trip(connection.rtt());
             }
         }
         all.retain(|datagram| datagram.len() >= HEAD.len());

@@ -17,8 +17,9 @@ use hoplite_overlay::{
     memory::{Conditions, MemoryOverlay, Network, What},
 };
 use hoplite_quic::{
-    Connection, Endpoint, EndpointConfig, Hooks, timer::Timers,
+    Connection, Endpoint, EndpointConfig, Hooks,
     server::{Secrets, server_config},
+    timer::Timers,
 };
 use hoplite_testing::{Double, identity};
 use hoplite_wire::{HostName, Target};

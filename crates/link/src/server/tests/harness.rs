@@ -10,10 +10,11 @@ use std::{
 };
 
 use hoplite_quic::{
-    AsyncUdpSocket, Connection, Endpoint, EndpointConfig, Hooks, TransportConfig, UdpSocket as QuicSocket, timer::Timers,
-
+    AsyncUdpSocket, Connection, Endpoint, EndpointConfig, Hooks, TransportConfig,
+    UdpSocket as QuicSocket,
     crypto::rustls::QuicClientConfig,
     server::Secrets,
+    timer::Timers,
     udp::{RecvMeta, Transmit},
 };
 use parking_lot::Mutex;

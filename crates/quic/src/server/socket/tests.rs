@@ -98,7 +98,9 @@ async fn what_is_forwarded_is_collected_and_sent_in_its_order_when_the_task_has_
     send(&socket, transmit(to_left, b"first", None)).await;
     assert_eq!(receive(&left), b"first");
     for round in 0..100_u8 {
-        socket.pass(&transmit(to_left, &[round; 30], Some(10))).unwrap();
+        socket
+            .pass(&transmit(to_left, &[round; 30], Some(10)))
+            .unwrap();
         socket.pass(&transmit(to_left, &[round; 10], None)).unwrap();
         socket.pass(&transmit(to_right, &[round; 7], None)).unwrap();
         flushed(&socket).await;

@@ -1,0 +1,325 @@
+//! Endpoints on sockets in memory that say what they were given, and take it or not.
+
+use std::{
+    io::{self, IoSliceMut},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use hoplite_crypto::provider;
+use quinn_udp::{RecvMeta, Transmit};
+use tokio::{
+    task::yield_now,
+    time::{sleep, timeout},
+};
+
+use super::*;
+use crate::{Hooks, tests::pair::configs};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn address(n: u8) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, n], 443))
+}
+
+/// Who is at which address.
+#[derive(Default)]
+struct Network(Mutex<Vec<(SocketAddr, Arc<Inbox>)>>);
+
+#[derive(Default)]
+struct Inbox {
+    arrived: Mutex<VecDeque<(SocketAddr, Vec<u8>, usize)>>,
+    reader: AtomicWaker,
+}
+
+/// A socket that writes down how many packets each call brought, and to whom.
+struct Line {
+    network: Arc<Network>,
+    address: SocketAddr,
+    inbox: Arc<Inbox>,
+    calls: Mutex<Vec<(SocketAddr, usize)>>,
+    is_shut: AtomicBool,
+    writer: Mutex<Option<Waker>>,
+}
+
+impl Line {
+    fn new(network: &Arc<Network>, n: u8) -> Arc<Self> {
+        let (inbox, address) = (Arc::<Inbox>::default(), address(n));
+        network.0.lock().push((address, Arc::clone(&inbox)));
+        Arc::new(Self {
+            network: Arc::clone(network),
+            address,
+            inbox,
+            calls: Mutex::default(),
+            is_shut: AtomicBool::new(false),
+            writer: Mutex::default(),
+        })
+    }
+
+    fn shut(&self, is_shut: bool) {
+        self.is_shut.store(is_shut, Ordering::Relaxed);
+        if let Some(writer) = self.writer.lock().take() {
+            writer.wake();
+        }
+    }
+
+    fn calls(&self) -> Vec<(SocketAddr, usize)> {
+        mem::take(&mut self.calls.lock())
+    }
+}
+
+impl AsyncUdpSocket for Line {
+    fn poll_send(&self, cx: &mut Context<'_>, transmit: &Transmit<'_>) -> Poll<io::Result<()>> {
+        if self.is_shut.load(Ordering::Relaxed) {
+            *self.writer.lock() = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        let segment = transmit.segment_size.unwrap_or(transmit.contents.len());
+        let count = transmit.contents.len().div_ceil(segment);
+        self.calls.lock().push((transmit.destination, count));
+        let nodes = self.network.0.lock();
+        let there = nodes.iter().rev();
+        for (_, inbox) in there.filter(|(at, _)| *at == transmit.destination).take(1) {
+            let batch = (self.address, transmit.contents.to_vec(), segment);
+            inbox.arrived.lock().push_back(batch);
+            inbox.reader.wake();
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        buffers: &mut [IoSliceMut<'_>],
+        metas: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        self.inbox.reader.register(cx.waker());
+        let Some((addr, contents, stride)) = self.inbox.arrived.lock().pop_front() else {
+            return Poll::Pending;
+        };
+        buffers[0][..contents.len()].copy_from_slice(&contents);
+        metas[0] = RecvMeta {
+            addr,
+            len: contents.len(),
+            stride,
+            ..RecvMeta::default()
+        };
+        Poll::Ready(Ok(1))
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.address)
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        MOST_SEGMENTS
+    }
+
+    fn max_receive_segments(&self) -> usize {
+        MOST_SEGMENTS
+    }
+
+    fn may_fragment(&self) -> bool {
+        false
+    }
+}
+
+impl fmt::Debug for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Line")
+    }
+}
+
+/// A server, and clients of it.
+struct World {
+    network: Arc<Network>,
+    server: Endpoint,
+    line: Arc<Line>,
+    client: ClientConfig,
+}
+
+impl World {
+    fn new() -> Self {
+        provider();
+        let network = Arc::<Network>::default();
+        let (client, server) = configs(&Hooks::default(), &Hooks::default(), None);
+        let line = Line::new(&network, 1);
+        let server = endpoint(&line, Some(server));
+        Self {
+            network,
+            server,
+            line,
+            client,
+        }
+    }
+
+    /// Client number `n`, and both ends of its connection.
+    async fn dial(&self, n: u8) -> (Endpoint, Arc<Line>, Connection, Connection) {
+        let line = Line::new(&self.network, n);
+        let client = endpoint(&line, None);
+        let connecting = client.connect_with(self.client.clone(), address(1), "relay.example");
+        let accepted = async { self.server.accept().await.unwrap().await.unwrap() };
+        let (near, far) = tokio::join!(connecting.unwrap(), accepted);
+        (client, line, near.unwrap(), far)
+    }
+}
+
+fn endpoint(line: &Arc<Line>, server: Option<ServerConfig>) -> Endpoint {
+    let line: Arc<dyn AsyncUdpSocket> = Arc::clone(line) as _;
+    Endpoint::with_socket(EndpointConfig::default(), server, line, Timers::Exact).unwrap()
+}
+
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    timeout(PATIENCE, future).await.expect("it hangs")
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_that_was_written_before_the_task_runs_leaves_in_batches_as_long_as_the_kernel_takes() {
+    let world = World::new();
+    let (_client, line, near, _far) = world.dial(2).await;
+    sleep(Duration::from_secs(1)).await;
+    line.calls();
+    for _ in 0..100 {
+        near.send_datagram(Bytes::from(vec![7; 1200])).unwrap();
+    }
+    sleep(Duration::from_millis(1)).await;
+    let batches: Vec<_> = line.calls().into_iter().map(|(_, count)| count).collect();
+    // 65,507 bytes hold 45 packets of 1452.
+    assert!(
+        batches.len() <= 4 && batches.iter().sum::<usize>() >= 84,
+        "{batches:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_socket_takes_nothing_what_arrives_is_read_and_what_is_sent_waits() {
+    let world = World::new();
+    let (_client, line, near, far) = world.dial(2).await;
+    line.shut(true);
+    let mut out = near.open_uni().await.unwrap();
+    out.write_all(b"up").await.unwrap();
+    far.send_datagram(Bytes::from_static(b"down")).unwrap();
+    assert_eq!(soon(near.read_datagram()).await.unwrap(), "down");
+    let arrived = async { far.accept_uni().await.unwrap().read_to_end(9).await };
+    assert!(timeout(Duration::from_millis(100), arrived).await.is_err());
+    line.shut(false);
+    out.finish().unwrap();
+    let mut arrived = soon(far.accept_uni()).await;
+    if let Ok(stream) = &mut arrived {
+        assert_eq!(soon(stream.read_to_end(9)).await.unwrap(), b"up");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_has_much_to_send_leaves_others_their_turn() {
+    let world = World::new();
+    let (_one, _, _near, bulk) = world.dial(2).await;
+    let (_two, _, _other, quiet) = world.dial(3).await;
+    sleep(Duration::from_secs(1)).await;
+    world.line.calls();
+    for _ in 0..1000 {
+        bulk.send_datagram(Bytes::from(vec![7; 1200])).unwrap();
+    }
+    quiet.send_datagram(Bytes::from_static(b"mine")).unwrap();
+    sleep(Duration::from_millis(1)).await;
+    let calls = world.line.calls();
+    let before = calls.iter().take_while(|(to, _)| *to == address(2));
+    assert!(before.count() <= 1, "{calls:?}");
+    assert!(calls.len() > 10, "{calls:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_that_nobody_wants_is_refused_and_one_that_is_ignored_hears_nothing() {
+    let world = World::new();
+    let line = Line::new(&world.network, 2);
+    let client = endpoint(&line, None);
+    let dial = || client.connect_with(world.client.clone(), address(1), "relay.example");
+    let refused = async { drop(world.server.accept().await.unwrap()) };
+    let (dialled, ()) = soon(async { tokio::join!(dial().unwrap(), refused) }).await;
+    assert!(
+        matches!(dialled, Err(ConnectionError::ConnectionClosed(_))),
+        "{dialled:?}"
+    );
+    let ignored = async { world.server.accept().await.unwrap().ignore() };
+    let both = async { tokio::join!(dial().unwrap(), ignored) };
+    assert!(timeout(Duration::from_millis(500), both).await.is_err());
+    world.server.close(0_u32.into(), b"");
+    assert!(soon(world.server.accept()).await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_endpoint_that_moves_hears_the_old_socket_until_the_new_one_has_heard_something() {
+    let world = World::new();
+    let (client, _old, near, far) = world.dial(2).await;
+    far.send_datagram(Bytes::from_static(b"to the old"))
+        .unwrap();
+    let new = Line::new(&world.network, 3);
+    client.move_to(Arc::clone(&new) as _).unwrap();
+    assert_eq!(soon(near.read_datagram()).await.unwrap(), "to the old");
+    near.send_datagram(Bytes::from_static(b"from the new"))
+        .unwrap();
+    assert_eq!(soon(far.read_datagram()).await.unwrap(), "from the new");
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(far.remote_address(), address(3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_handle_closes_a_connection_and_the_task_ends_with_the_last_connection() {
+    let world = World::new();
+    let (client, line, near, far) = world.dial(2).await;
+    let watched = Arc::downgrade(&line);
+    drop((client, line));
+    assert!(watched.upgrade().is_some());
+    drop(near);
+    assert!(matches!(
+        soon(far.closed()).await,
+        ConnectionError::ApplicationClosed(_)
+    ));
+    sleep(PATIENCE).await;
+    // The network keeps the inbox alone.
+    assert!(watched.upgrade().is_none());
+    assert_eq!(world.server.open_connections(), 0);
+    soon(world.server.wait_idle()).await;
+}
+
+#[test]
+fn whoever_waits_hears_that_the_runtime_has_ended() {
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().start_paused(true).build().unwrap()
+    };
+    let (other, ends) = (runtime(), runtime());
+    let (world, (client, _line, near, far)) = ends.block_on(async {
+        let world = World::new();
+        let dialled = world.dial(2).await;
+        (world, dialled)
+    });
+    drop(ends);
+    other.block_on(async {
+        let lost = |error: &ConnectionError| matches!(error, ConnectionError::TransportError(_));
+        assert!(lost(&soon(near.closed()).await));
+        assert!(lost(&soon(far.accept_uni()).await.unwrap_err()));
+        assert!(soon(world.server.accept()).await.is_none());
+        soon(client.wait_idle()).await;
+        let again = client.connect_with(world.client.clone(), address(1), "relay.example");
+        assert!(matches!(again, Err(ConnectError::EndpointStopping)));
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_at_rest_wakes_nobody() {
+    let world = World::new();
+    let (_client, line, _near, _far) = world.dial(2).await;
+    sleep(Duration::from_secs(5)).await;
+    line.calls();
+    world.line.calls();
+    let began = tokio::time::Instant::now();
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(began.elapsed(), Duration::from_secs(10));
+    assert!(line.calls().is_empty() && world.line.calls().is_empty());
+    yield_now().await;
+}
