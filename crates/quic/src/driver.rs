@@ -8,9 +8,9 @@
 //!             poll_send, up to 64 packets a call                 due
 //! ```
 //!
-//! A round of the task takes what has come, then gives each connection that has something to do its turn: one batch of packets, and to the end of the
-//! queue. Who writes only says that the connection is due: all that is written before the task runs leaves in the same batches. While the socket takes
-//! nothing, one batch waits for it, and connections keep what they have.
+//! A round of the task takes what has come and tells those who wait for it; it lets them run, and then gives each connection that has something to do its
+//! turn: one batch of packets, and to the end of the queue. Who writes only says that the connection is due: all that is written before the task runs
+//! leaves in the same batches. While the socket takes nothing, one batch waits for it, and connections keep what they have.
 //!
 //! Locks: a connection's before the endpoint's, never the other way round; none while the socket is called.
 
@@ -61,6 +61,8 @@ use crate::{
 
 /// Rounds before other tasks get their turn.
 const ROUNDS: usize = 4;
+/// For so many rounds of the runtime a task waits with sending at most, while there is ever more to send.
+const MOST_WAITS: usize = 2;
 /// Receive calls in a round.
 const RECEIVE_CALLS: usize = 4;
 /// Buffers of one receive call where batches come in one buffer (GRO), and where they do not.
@@ -183,6 +185,8 @@ impl Endpoint {
             timer: Timer::new(timers),
             deadlines: BTreeSet::new(),
             turn: VecDeque::new(),
+            is_new: false,
+            waited: 0,
             blocked: Vec::new(),
             batch: Vec::new(),
             waiting: None,
@@ -586,6 +590,9 @@ struct Task {
     deadlines: BTreeSet<(Instant, usize)>,
     /// Connections that have something to do, in the order in which they have it.
     turn: VecDeque<Arc<Inner>>,
+    /// Something has happened since anything was sent, and for how many rounds of the runtime that was waited with.
+    is_new: bool,
+    waited: usize,
     /// Those that have something to send while the socket takes nothing.
     blocked: Vec<Arc<Inner>>,
     /// The packets that are being sent.
@@ -604,7 +611,12 @@ impl Future for Task {
         task.follow_socket();
         let mut busy = true;
         for _ in 0..ROUNDS {
-            busy = task.round(cx);
+            let received = task.receive(cx);
+            task.take_time();
+            if task.waits_for_more() {
+                break;
+            }
+            busy = task.send_all(cx) || received;
             if !busy {
                 break;
             }
@@ -624,15 +636,24 @@ impl Future for Task {
 }
 
 impl Task {
-    /// Whether there is more to do at once.
-    fn round(&mut self, cx: &mut Context<'_>) -> bool {
-        let received = self.receive(cx);
-        self.take_time();
+    /// Whether others are to run before anything is sent: who was just told something may have something to say, and who has just written more to write.
+    fn waits_for_more(&mut self) -> bool {
+        let mut due = self.shared.due.lock();
+        let is_new = mem::take(&mut self.is_new) || !due.is_empty();
+        self.turn.extend(due.drain(..));
+        drop(due);
+        let waits = is_new && self.waited < MOST_WAITS;
+        self.waited = if waits { self.waited + 1 } else { 0 };
+        waits
+    }
+
+    /// Sends what there is to send now. Whether there is more to do at once.
+    fn send_all(&mut self, cx: &mut Context<'_>) -> bool {
         let is_open = self.unblock(cx) && self.answer(cx);
         self.turns(cx, is_open);
         let first = self.deadlines.first().map(|(at, _)| *at);
         let late = self.timer.poll(first, cx).is_ready();
-        received || late || !self.turn.is_empty() || !self.shared.due.lock().is_empty()
+        late || !self.turn.is_empty() || !self.shared.due.lock().is_empty()
     }
 
     fn follow_socket(&mut self) {
@@ -667,7 +688,8 @@ impl Task {
         let count = if segments > 1 { BUFFERS.0 } else { BUFFERS.1 };
         let mut memory = MEMORY.take();
         if memory.len() < size * count {
-            memory.resize(size * count, 0);
+            // The system gives pages when they are written to: what is never filled costs nothing.
+            memory = vec![0; size * count];
         }
         let (mut got, mut more) = (false, true);
         for _ in 0..RECEIVE_CALLS {
@@ -746,14 +768,21 @@ impl Task {
             while let Some((_, event)) = all.next_if(|(next, _)| *next == number) {
                 connection.stack.handle_event(event);
             }
-            let queued = mem::replace(&mut connection.is_due, true);
-            drop(connection);
-            if !queued {
-                self.turn.push_back(inner);
-            }
+            self.made_due(inner.clone(), connection);
         }
         drop(all);
         self.events = events;
+    }
+
+    /// Something happened to a connection: who waits for that is told, and it gets its turn.
+    fn made_due(&mut self, inner: Arc<Inner>, mut connection: MutexGuard<'_, connection::State>) {
+        inner.tell(&mut connection);
+        let is_queued = mem::replace(&mut connection.is_due, true);
+        drop(connection);
+        self.is_new = true;
+        if !is_queued {
+            self.turn.push_back(inner);
+        }
     }
 
     /// Has those whose time has come take their turn.
@@ -775,11 +804,7 @@ impl Task {
             let mut connection = inner.state();
             connection.deadline = None;
             connection.stack.handle_timeout(now);
-            let queued = mem::replace(&mut connection.is_due, true);
-            drop(connection);
-            if !queued {
-                self.turn.push_back(inner);
-            }
+            self.made_due(inner.clone(), connection);
         }
     }
 
@@ -821,7 +846,6 @@ impl Task {
 
     /// A turn for each that has something to do now.
     fn turns(&mut self, cx: &mut Context<'_>, mut is_open: bool) {
-        self.turn.extend(self.shared.due.lock().drain(..));
         for _ in 0..self.turn.len() {
             let Some(inner) = self.turn.pop_front() else {
                 return;
