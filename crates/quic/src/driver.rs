@@ -8,9 +8,9 @@
 //!             poll_send, up to 64 packets a call                 due
 //! ```
 //!
-//! A round of the task takes what has come and tells those who wait for it; it lets them run, and then gives each connection that has something to do its
-//! turn: one batch of packets, and to the end of the queue. Who writes only says that the connection is due: all that is written before the task runs
-//! leaves in the same batches. While the socket takes nothing, one batch waits for it, and connections keep what they have.
+//! A round of the task takes what has come and tells those who wait for it; then it gives each connection that has something to do its turn: one batch of
+//! packets, and to the end of the queue. Who writes only says that the connection is due: all that is written before the task runs leaves in the same
+//! batches, and where that is little, others write first. While the socket takes nothing, one batch waits for it, and connections keep what they have.
 //!
 //! Locks: a connection's before the endpoint's, never the other way round; none while the socket is called.
 
@@ -61,12 +61,12 @@ use crate::{
 
 /// Rounds before other tasks get their turn.
 const ROUNDS: usize = 4;
-/// For so many rounds of the runtime a task waits with sending at most, while there is ever more to send.
+/// For so many rounds of the runtime at most a task waits with sending, while what is written does not fill a batch.
 const MOST_WAITS: usize = 2;
-/// Receive calls in a round.
-const RECEIVE_CALLS: usize = 4;
-/// Buffers of one receive call where batches come in one buffer (GRO), and where they do not.
-const BUFFERS: (usize, usize) = (8, quinn_udp::BATCH_SIZE);
+/// Packets that are received in a round, but for those of the last call: no flood keeps other tasks from their turn for long.
+const RECEIVED: usize = 256;
+/// Buffers of one receive call: each takes a batch where the system makes batches of what arrives (GRO).
+const BUFFERS: usize = 8;
 /// A buffer is not larger than the largest batch there is.
 const MOST_BUFFER: usize = 64 * 1024;
 /// How many answers of the endpoint's own (retries, refusals, resets) may wait for the task.
@@ -99,6 +99,8 @@ struct Shared {
     /// No handle is left.
     unused: AtomicBool,
     open: AtomicUsize,
+    /// Bytes that were written since the task last sent.
+    written: AtomicUsize,
     /// Something arrived for [`Endpoint::accept`], or it was closed.
     incoming: Notify,
     /// The last connection has gone.
@@ -173,6 +175,7 @@ impl Endpoint {
             task: AtomicWaker::new(),
             unused: AtomicBool::new(false),
             open: AtomicUsize::new(0),
+            written: AtomicUsize::new(0),
             incoming: Notify::new(),
             idle: Notify::new(),
         });
@@ -185,7 +188,7 @@ impl Endpoint {
             timer: Timer::new(timers),
             deadlines: BTreeSet::new(),
             turn: VecDeque::new(),
-            is_new: false,
+            seen: 0,
             waited: 0,
             blocked: Vec::new(),
             batch: Vec::new(),
@@ -590,8 +593,8 @@ struct Task {
     deadlines: BTreeSet<(Instant, usize)>,
     /// Connections that have something to do, in the order in which they have it.
     turn: VecDeque<Arc<Inner>>,
-    /// Something has happened since anything was sent, and for how many rounds of the runtime that was waited with.
-    is_new: bool,
+    /// What had been written when that was last looked at, and for how many rounds of the runtime more was waited for.
+    seen: usize,
     waited: usize,
     /// Those that have something to send while the socket takes nothing.
     blocked: Vec<Arc<Inner>>,
@@ -636,14 +639,19 @@ impl Future for Task {
 }
 
 impl Task {
-    /// Whether others are to run before anything is sent: who was just told something may have something to say, and who has just written more to write.
+    /// Whether others are to run before anything is sent: what was written since then fills no batch, and more of it came since this was last asked.
     fn waits_for_more(&mut self) -> bool {
-        let mut due = self.shared.due.lock();
-        let is_new = mem::take(&mut self.is_new) || !due.is_empty();
-        self.turn.extend(due.drain(..));
-        drop(due);
-        let waits = is_new && self.waited < MOST_WAITS;
-        self.waited = if waits { self.waited + 1 } else { 0 };
+        self.turn.extend(self.shared.due.lock().drain(..));
+        let written = self.shared.written.load(Ordering::Relaxed);
+        let waits =
+            (1..MOST_BYTES).contains(&written) && written != self.seen && self.waited < MOST_WAITS;
+        if waits {
+            self.seen = written;
+            self.waited += 1;
+        } else {
+            self.shared.written.store(0, Ordering::Relaxed);
+            (self.seen, self.waited) = (0, 0);
+        }
         waits
     }
 
@@ -685,26 +693,27 @@ impl Task {
         thread_local!(static MEMORY: Cell<Vec<u8>> = const { Cell::new(Vec::new()) });
         let segments = socket.max_receive_segments().max(1);
         let size = self.largest.saturating_mul(segments).clamp(1, MOST_BUFFER);
-        let count = if segments > 1 { BUFFERS.0 } else { BUFFERS.1 };
         let mut memory = MEMORY.take();
-        if memory.len() < size * count {
+        if memory.len() < size * BUFFERS {
             // The system gives pages when they are written to: what is never filled costs nothing.
-            memory = vec![0; size * count];
+            memory = vec![0; size * BUFFERS];
         }
-        let (mut got, mut more) = (false, true);
-        for _ in 0..RECEIVE_CALLS {
+        let (mut got, mut more) = (0, true);
+        while got < RECEIVED {
             let mut buffers = memory.chunks_exact_mut(size);
-            let mut buffers: [_; BUFFERS.1] =
+            let mut buffers: [_; BUFFERS] =
                 std::array::from_fn(|_| IoSliceMut::new(buffers.next().unwrap_or_default()));
-            let mut metas = [RecvMeta::default(); BUFFERS.1];
-            match socket.poll_recv(cx, &mut buffers[..count], &mut metas[..count]) {
+            let mut metas = [RecvMeta::default(); BUFFERS];
+            match socket.poll_recv(cx, &mut buffers, &mut metas) {
                 Poll::Ready(Ok(received)) => {
-                    got = true;
                     let received = buffers.iter().zip(&metas).take(received);
-                    self.take(received.map(|(buffer, meta)| (&**buffer, meta)));
+                    got += self.take(received.map(|(buffer, meta)| (&**buffer, meta)));
                 }
                 // One datagram is lost, and what the network said of another.
-                Poll::Ready(Err(error)) => tracing::debug!(%error, "receiving failed"),
+                Poll::Ready(Err(error)) => {
+                    tracing::debug!(%error, "receiving failed");
+                    got += 1;
+                }
                 Poll::Pending => {
                     more = false;
                     break;
@@ -712,17 +721,19 @@ impl Task {
             }
         }
         MEMORY.set(memory);
-        (got, more)
+        (got > 0, more)
     }
 
-    /// Gives packets to their connections.
-    fn take<'a>(&mut self, received: impl Iterator<Item = (&'a [u8], &'a RecvMeta)>) {
+    /// Gives packets to their connections; how many there were, and one for the call.
+    fn take<'a>(&mut self, received: impl Iterator<Item = (&'a [u8], &'a RecvMeta)>) -> usize {
         let now = now();
+        let mut count = 1;
         let mut state = self.shared.state();
         for (buffer, meta) in received {
             let ecn = meta.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8));
             let whole = buffer.get(..meta.len).unwrap_or_default();
             for packet in whole.chunks(meta.stride.max(1)) {
+                count += 1;
                 let mut contents = Vec::new();
                 let packet = BytesMut::from(packet);
                 let (from, to) = (meta.addr, meta.dst_ip);
@@ -751,6 +762,7 @@ impl Task {
         }
         drop(state);
         self.hand_over();
+        count
     }
 
     /// Gives each connection its events: those that follow each other under one lock.
@@ -779,7 +791,6 @@ impl Task {
         inner.tell(&mut connection);
         let is_queued = mem::replace(&mut connection.is_due, true);
         drop(connection);
-        self.is_new = true;
         if !is_queued {
             self.turn.push_back(inner);
         }

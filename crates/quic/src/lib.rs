@@ -1,6 +1,6 @@
 //! The QUIC stack, and all of ours around it that knows nothing of relays: sockets, steering, congestion control, timers, when one acknowledges,
-//! whether the other end is alive, qlog. The only door to the stack: the other rooms name `quinn` by this crate, so that another one, or a driver
-//! of our own, is exchanged here.
+//! whether the other end is alive, qlog. The only door to the stack, which is `quinn-proto`: a state machine without sockets or time. What brings it
+//! these, for an [`Endpoint`] and its [`Connection`]s, is ours (`driver`).
 //!
 //! [`Hooks`] see the packets of a connection in the clear, and govern when it acknowledges, by wrapping the stack's own cryptography. [`Qlog`] is the
 //! observer that writes files; a [`ConnectionController`] steers one connection.

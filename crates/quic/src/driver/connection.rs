@@ -99,6 +99,12 @@ impl Inner {
         self.wake(&mut self.state());
     }
 
+    /// The same, for who holds the lock and has so many bytes to send.
+    pub(super) fn written(self: &Arc<Self>, state: &mut State, bytes: usize) {
+        self.endpoint.written.fetch_add(bytes, Ordering::Relaxed);
+        self.wake(state);
+    }
+
     /// The same, for who holds the lock.
     pub(super) fn wake(self: &Arc<Self>, state: &mut State) {
         if !mem::replace(&mut state.is_due, true) {
@@ -434,14 +440,16 @@ impl Connection {
         mut refused: impl FnMut(SendDatagramError),
     ) {
         let mut state = self.inner().state();
+        let mut bytes = 0;
         for datagram in datagrams {
+            bytes += datagram.len();
             if let Some(error) = &state.error {
                 refused(error.clone().into());
             } else if let Err(error) = state.stack.datagrams().send(datagram, true) {
                 refused(error.into());
             }
         }
-        self.inner().wake(&mut state);
+        self.inner().written(&mut state, bytes);
     }
 
     /// Sends a datagram once the buffer has room for it.

@@ -173,13 +173,21 @@ impl AsyncUdpSocket for UdpSocket {
     ) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.io.poll_recv_ready(cx))?;
+            let mut last = None;
             let received = self.io.try_io(Interest::READABLE, || {
                 let socket = UdpSockRef::from(&self.io);
-                self.state.read().recv(socket, buffers, metas)
+                let count = self.state.read().recv(socket, buffers, metas)?;
+                if count == buffers.len() {
+                    return Ok(count);
+                }
+                // Less than there was room for: the socket is empty, and is not asked again until the system speaks of more (epoll(7), EPOLLET).
+                last = Some(count);
+                Err(io::ErrorKind::WouldBlock.into())
             });
-            match received {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                received => return Poll::Ready(received),
+            match (last, received) {
+                (Some(count), _) => return Poll::Ready(Ok(count)),
+                (None, Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
+                (None, received) => return Poll::Ready(received),
             }
         }
     }

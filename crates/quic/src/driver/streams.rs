@@ -13,7 +13,10 @@ use quinn_proto::{
     Chunk, Chunks, ClosedStream, ConnectionError, FinishError, ReadableError, StreamId, VarInt,
     Written,
 };
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::Notify,
+};
 
 use super::connection::{Hold, State};
 
@@ -124,6 +127,7 @@ impl SendStream {
         &self,
         cx: &Context<'_>,
         write: impl FnOnce(quinn_proto::SendStream<'_>) -> Result<T, quinn_proto::WriteError>,
+        bytes: impl FnOnce(&T) -> usize,
     ) -> Poll<Result<T, WriteError>> {
         let inner = self.hold.inner();
         let mut state = inner.state();
@@ -132,7 +136,7 @@ impl SendStream {
         }
         match write(state.stack.send_stream(self.id)) {
             Ok(written) => {
-                inner.wake(&mut state);
+                inner.written(&mut state, bytes(&written));
                 Poll::Ready(Ok(written))
             }
             Err(quinn_proto::WriteError::Blocked) => {
@@ -157,7 +161,12 @@ impl SendStream {
         cx: &Context<'_>,
         chunks: &mut [Bytes],
     ) -> Poll<Result<Written, WriteError>> {
-        self.poll_with(cx, |mut stream| stream.write_chunks(chunks))
+        let write = |mut stream: quinn_proto::SendStream<'_>| stream.write_chunks(chunks);
+        self.poll_with(cx, write, |written| written.bytes)
+    }
+
+    fn poll_copy(&self, cx: &Context<'_>, bytes: &[u8]) -> Poll<Result<usize, WriteError>> {
+        self.poll_with(cx, |mut stream| stream.write(bytes), |written| *written)
     }
 
     /// Copies as many bytes as there is room for.
@@ -165,7 +174,7 @@ impl SendStream {
     /// # Errors
     /// The stream takes no more.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<usize, WriteError> {
-        poll_fn(|cx| self.poll_with(cx, |mut stream| stream.write(bytes))).await
+        poll_fn(|cx| self.poll_copy(cx, bytes)).await
     }
 
     /// Copies all bytes.
@@ -269,6 +278,11 @@ impl Drop for SendStream {
         let inner = self.hold.inner();
         let mut state = inner.state();
         state.writers.remove(&self.id);
+        // Where nobody waits for its end any more: of what we reset no end is told.
+        let waits = |notify: &Arc<Notify>| Arc::strong_count(notify) > 1;
+        if !state.stopped.get(&self.id).is_some_and(waits) {
+            state.stopped.remove(&self.id);
+        }
         if state.error.is_some() {
             return;
         }
@@ -290,8 +304,7 @@ impl AsyncWrite for SendStream {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = ready!(self.poll_with(cx, |mut stream| stream.write(bytes)));
-        Poll::Ready(Ok(written?))
+        Poll::Ready(Ok(ready!(self.poll_copy(cx, bytes))?))
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
