@@ -193,7 +193,6 @@ impl Endpoint {
             blocked: Vec::new(),
             batch: Vec::new(),
             waiting: None,
-            events: Vec::new(),
         });
         Ok(Self {
             handle: Arc::new(Handle(shared)),
@@ -598,11 +597,43 @@ struct Task {
     waited: usize,
     /// Those that have something to send while the socket takes nothing.
     blocked: Vec<Arc<Inner>>,
-    /// The packets that are being sent.
+    /// The packets that are being sent; of the thread's memory, but while they wait.
     batch: Vec<u8>,
     /// The socket has not taken them yet.
     waiting: Option<Transmit>,
+}
+
+/// What a task needs while it runs, and no task keeps.
+struct Memory {
+    /// To receive into.
+    received: Vec<u8>,
+    /// Which connection gets what of it.
     events: Vec<(usize, ConnectionEvent)>,
+    batch: Vec<u8>,
+}
+
+thread_local!(static MEMORY: Cell<Memory> = const { Cell::new(Memory::EMPTY) });
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::EMPTY
+    }
+}
+
+impl Memory {
+    const EMPTY: Self = Self {
+        received: Vec::new(),
+        events: Vec::new(),
+        batch: Vec::new(),
+    };
+
+    /// At least `bytes` to receive into. The system gives pages when they are written to: what is never filled costs nothing.
+    fn received(&mut self, bytes: usize) -> &mut [u8] {
+        if self.received.len() < bytes {
+            self.received = vec![0; bytes];
+        }
+        &mut self.received
+    }
 }
 
 impl Future for Task {
@@ -612,18 +643,15 @@ impl Future for Task {
         let task = &mut *self;
         task.shared.task.register(cx.waker());
         task.follow_socket();
-        let mut busy = true;
-        for _ in 0..ROUNDS {
-            let received = task.receive(cx);
-            task.take_time();
-            if task.waits_for_more() {
-                break;
-            }
-            busy = task.send_all(cx) || received;
-            if !busy {
-                break;
-            }
+        let mut memory = MEMORY.take();
+        if task.waiting.is_none() {
+            task.batch = mem::take(&mut memory.batch);
         }
+        let busy = task.rounds(&mut memory, cx);
+        if task.waiting.is_none() {
+            memory.batch = mem::take(&mut task.batch);
+        }
+        MEMORY.set(memory);
         if busy {
             cx.waker().wake_by_ref();
             return Poll::Pending;
@@ -639,6 +667,21 @@ impl Future for Task {
 }
 
 impl Task {
+    /// Whether there is more to do at once.
+    fn rounds(&mut self, memory: &mut Memory, cx: &mut Context<'_>) -> bool {
+        for _ in 0..ROUNDS {
+            let received = self.receive(memory, cx);
+            self.take_time();
+            if self.waits_for_more() {
+                return true;
+            }
+            if !(self.send_all(cx) || received) {
+                return false;
+            }
+        }
+        true
+    }
+
     /// Whether others are to run before anything is sent: what was written since then fills no batch, and more of it came since this was last asked.
     fn waits_for_more(&mut self) -> bool {
         self.turn.extend(self.shared.due.lock().drain(..));
@@ -675,12 +718,12 @@ impl Task {
     }
 
     /// Whether more may be there.
-    fn receive(&mut self, cx: &mut Context<'_>) -> bool {
+    fn receive(&mut self, memory: &mut Memory, cx: &mut Context<'_>) -> bool {
         if let Some(before) = self.before.clone() {
-            self.receive_from(&*before, cx);
+            self.receive_from(&*before, memory, cx);
         }
         let socket = Arc::clone(&self.socket);
-        let (got, more) = self.receive_from(&*socket, cx);
+        let (got, more) = self.receive_from(&*socket, memory, cx);
         if got && self.before.take().is_some() {
             self.shared.socket.lock().before = None;
         }
@@ -688,26 +731,28 @@ impl Task {
     }
 
     /// Whether anything came, and whether more may be there.
-    fn receive_from(&mut self, socket: &dyn AsyncUdpSocket, cx: &mut Context<'_>) -> (bool, bool) {
-        // Of each thread, since it is used in this call alone.
-        thread_local!(static MEMORY: Cell<Vec<u8>> = const { Cell::new(Vec::new()) });
+    fn receive_from(
+        &mut self,
+        socket: &dyn AsyncUdpSocket,
+        memory: &mut Memory,
+        cx: &mut Context<'_>,
+    ) -> (bool, bool) {
         let segments = socket.max_receive_segments().max(1);
         let size = self.largest.saturating_mul(segments).clamp(1, MOST_BUFFER);
-        let mut memory = MEMORY.take();
-        if memory.len() < size * BUFFERS {
-            // The system gives pages when they are written to: what is never filled costs nothing.
-            memory = vec![0; size * BUFFERS];
-        }
+        let mut events = mem::take(&mut memory.events);
+        let room = memory.received(size * BUFFERS);
         let (mut got, mut more) = (0, true);
         while got < RECEIVED {
-            let mut buffers = memory.chunks_exact_mut(size);
+            let mut buffers = room.chunks_exact_mut(size);
             let mut buffers: [_; BUFFERS] =
                 std::array::from_fn(|_| IoSliceMut::new(buffers.next().unwrap_or_default()));
             let mut metas = [RecvMeta::default(); BUFFERS];
             match socket.poll_recv(cx, &mut buffers, &mut metas) {
                 Poll::Ready(Ok(received)) => {
                     let received = buffers.iter().zip(&metas).take(received);
-                    got += self.take(received.map(|(buffer, meta)| (&**buffer, meta)));
+                    let received = received.map(|(buffer, meta)| (&**buffer, meta));
+                    got += self.take(received, &mut events);
+                    self.hand_over(&mut events);
                 }
                 // One datagram is lost, and what the network said of another.
                 Poll::Ready(Err(error)) => {
@@ -720,12 +765,16 @@ impl Task {
                 }
             }
         }
-        MEMORY.set(memory);
+        memory.events = events;
         (got > 0, more)
     }
 
-    /// Gives packets to their connections; how many there were, and one for the call.
-    fn take<'a>(&mut self, received: impl Iterator<Item = (&'a [u8], &'a RecvMeta)>) -> usize {
+    /// What packets are to their connections; how many there were, and one for the call.
+    fn take<'a>(
+        &self,
+        received: impl Iterator<Item = (&'a [u8], &'a RecvMeta)>,
+        events: &mut Vec<(usize, ConnectionEvent)>,
+    ) -> usize {
         let now = now();
         let mut count = 1;
         let mut state = self.shared.state();
@@ -742,7 +791,7 @@ impl Task {
                     .handle(now, from, to, ecn, packet, &mut contents)
                 {
                     Some(DatagramEvent::ConnectionEvent(handle, event)) => {
-                        self.events.push((handle.0, event));
+                        events.push((handle.0, event));
                     }
                     Some(DatagramEvent::NewConnection(attempt)) => {
                         if state.closed.is_some() {
@@ -760,14 +809,11 @@ impl Task {
                 }
             }
         }
-        drop(state);
-        self.hand_over();
         count
     }
 
     /// Gives each connection its events: those that follow each other under one lock.
-    fn hand_over(&mut self) {
-        let mut events = mem::take(&mut self.events);
+    fn hand_over(&mut self, events: &mut Vec<(usize, ConnectionEvent)>) {
         let mut all = events.drain(..).peekable();
         while let Some((number, event)) = all.next() {
             let state = self.shared.state();
@@ -782,8 +828,6 @@ impl Task {
             }
             self.made_due(inner.clone(), connection);
         }
-        drop(all);
-        self.events = events;
     }
 
     /// Something happened to a connection: who waits for that is told, and it gets its turn.
@@ -871,17 +915,22 @@ impl Task {
         connection.is_due = false;
         let mut is_drained = false;
         while let Some(event) = connection.stack.poll_endpoint_events() {
-            is_drained |= event.is_drained();
-            let answer = self.shared.state().stack.handle_event(inner.handle, event);
-            if let Some(answer) = answer {
+            let mut state = self.shared.state();
+            if event.is_drained() {
+                is_drained = true;
+                // Under the lock under which the stack gives its number to the next one.
+                state.connections[inner.handle.0] = None;
+            }
+            if let Some(answer) = state.stack.handle_event(inner.handle, event) {
                 connection.stack.handle_event(answer);
             }
         }
         inner.tell(&mut connection);
         if is_drained {
             self.set_deadline(&inner, connection.deadline.take(), None);
-            drop(connection);
-            self.forget(&inner);
+            if self.shared.open.fetch_sub(1, Ordering::AcqRel) == 1 {
+                self.shared.idle.notify_waiters();
+            }
             return is_open;
         }
         let mut transmit = None;
@@ -920,16 +969,6 @@ impl Task {
         }
         if let Some(next) = next {
             self.deadlines.insert((next, inner.handle.0));
-        }
-    }
-
-    fn forget(&self, inner: &Inner) {
-        let mut state = self.shared.state();
-        let place = state.connections.get_mut(inner.handle.0);
-        let gone = place.and_then(Option::take);
-        drop(state);
-        if gone.is_some() && self.shared.open.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.shared.idle.notify_waiters();
         }
     }
 

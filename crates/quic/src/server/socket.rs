@@ -61,8 +61,8 @@ impl ShardSocket {
         let is_first = forwarded.is_empty();
         if forwarded.push(transmit) == Pushed::Full {
             self.send(&mut forwarded)?;
-            // An empty batch takes everything.
-            let _ = forwarded.push(transmit);
+            let pushed = forwarded.push(transmit);
+            debug_assert_eq!(pushed, Pushed::Kept, "an empty batch takes everything");
         } else if !is_first {
             return Ok(());
         }
