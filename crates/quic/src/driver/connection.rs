@@ -24,7 +24,7 @@ use quinn_proto::{
 };
 use tokio::sync::Notify;
 
-use super::{RecvStream, SendStream, Shared, now};
+use super::{RecvStream, SendStream, endpoint::Shared, now};
 
 /// What the task and the handles share.
 pub(super) struct Inner {
@@ -301,7 +301,6 @@ impl Connection {
             {
                 let mut state = self.inner().state();
                 if let Some(answer) = check(&mut state) {
-                    self.inner().wake(&mut state);
                     return Ok(answer);
                 }
                 if let Some(error) = &state.error {
@@ -323,8 +322,11 @@ impl Connection {
 
     async fn accept(&self, dir: Dir) -> Result<StreamId, ConnectionError> {
         let opened = &self.inner().opened[dir as usize];
-        self.wait(opened, |state| state.stack.streams().accept(dir))
-            .await
+        let accepted = self.wait(opened, |state| state.stack.streams().accept(dir));
+        let id = accepted.await?;
+        // The peer may be told that it may open another one.
+        self.inner().make_due();
+        Ok(id)
     }
 
     /// Opens a stream on which this end alone sends, once the peer allows one.
@@ -400,19 +402,8 @@ impl Connection {
     /// The connection has ended.
     pub async fn read_datagram(&self) -> Result<Bytes, ConnectionError> {
         let datagrams = &self.inner().datagrams;
-        loop {
-            let told = datagrams.notified();
-            {
-                let mut state = self.inner().state();
-                if let Some(datagram) = state.stack.datagrams().recv() {
-                    return Ok(datagram);
-                }
-                if let Some(error) = &state.error {
-                    return Err(error.clone());
-                }
-            }
-            told.await;
-        }
+        self.wait(datagrams, |state| state.stack.datagrams().recv())
+            .await
     }
 
     /// Puts datagrams that are here behind what `into` has, until that are `most`.
@@ -457,28 +448,24 @@ impl Connection {
     /// # Errors
     /// It is not sent.
     pub async fn send_datagram_wait(&self, datagram: Bytes) -> Result<(), SendDatagramError> {
+        let bytes = datagram.len();
         let mut datagram = Some(datagram);
-        loop {
-            let told = self.inner().datagrams_unblocked.notified();
-            {
-                let mut state = self.inner().state();
-                if let Some(error) = &state.error {
-                    return Err(error.clone().into());
-                }
-                let Some(next) = datagram.take() else {
-                    return Ok(());
-                };
-                match state.stack.datagrams().send(next, false) {
-                    Ok(()) => {
-                        self.inner().wake(&mut state);
-                        return Ok(());
-                    }
-                    Err(quinn_proto::SendDatagramError::Blocked(back)) => datagram = Some(back),
-                    Err(error) => return Err(error.into()),
-                }
+        let unblocked = &self.inner().datagrams_unblocked;
+        let sent = self.wait(unblocked, |state| {
+            if state.error.is_some() {
+                return None;
             }
-            told.await;
-        }
+            match state.stack.datagrams().send(datagram.take()?, false) {
+                Err(quinn_proto::SendDatagramError::Blocked(back)) => {
+                    datagram = Some(back);
+                    None
+                }
+                sent => Some(sent),
+            }
+        });
+        sent.await??;
+        self.inner().written(&mut self.inner().state(), bytes);
+        Ok(())
     }
 
     /// The largest datagram that is sent now; `None` where the peer takes none.

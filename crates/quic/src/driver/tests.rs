@@ -1,7 +1,11 @@
 //! Endpoints on sockets in memory that say what they were given, and take it or not.
 
 use std::{
+    collections::VecDeque,
+    fmt,
     io::{self, IoSliceMut},
+    mem,
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -10,15 +14,16 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
+use futures_util::task::AtomicWaker;
 use hoplite_crypto::provider;
+use parking_lot::Mutex;
+use quinn_proto::{ClientConfig, ConnectError, ConnectionError, EndpointConfig, ServerConfig};
 use quinn_udp::{RecvMeta, Transmit};
-use tokio::{
-    task::yield_now,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 
-use super::*;
-use crate::{Hooks, tests::pair::configs};
+use super::{AsyncUdpSocket, Connection, Endpoint};
+use crate::{Hooks, coalesce::MOST_SEGMENTS, tests::pair::configs, timer::Timers};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -247,7 +252,19 @@ async fn an_attempt_that_nobody_wants_is_refused_and_one_that_is_ignored_hears_n
     let ignored = async { world.server.accept().await.unwrap().ignore() };
     let both = async { tokio::join!(dial().unwrap(), ignored) };
     assert!(timeout(Duration::from_millis(500), both).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_endpoint_that_closes_refuses_those_that_wait_and_those_that_come() {
+    let world = World::new();
+    let client = endpoint(&Line::new(&world.network, 2), None);
+    let dial = || client.connect_with(world.client.clone(), address(1), "relay.example");
+    let waits = dial().unwrap();
+    sleep(Duration::from_millis(1)).await;
     world.server.close(0_u32.into(), b"");
+    let refused = |dialled| matches!(dialled, Err(ConnectionError::ConnectionClosed(_)));
+    assert!(refused(soon(waits).await));
+    assert!(refused(soon(dial().unwrap()).await));
     assert!(soon(world.server.accept()).await.is_none());
 }
 
@@ -321,5 +338,4 @@ async fn a_connection_at_rest_wakes_nobody() {
     sleep(Duration::from_secs(10)).await;
     assert_eq!(began.elapsed(), Duration::from_secs(10));
     assert!(line.calls().is_empty() && world.line.calls().is_empty());
-    yield_now().await;
 }
