@@ -263,8 +263,10 @@ async fn an_endpoint_that_closes_refuses_those_that_wait_and_those_that_come() {
     sleep(Duration::from_millis(1)).await;
     world.server.close(0_u32.into(), b"");
     let refused = |dialled| matches!(dialled, Err(ConnectionError::ConnectionClosed(_)));
-    assert!(refused(soon(waits).await));
-    assert!(refused(soon(dial().unwrap()).await));
+    // Before they ask again.
+    let at_once = Duration::from_millis(100);
+    assert!(refused(timeout(at_once, waits).await.unwrap()));
+    assert!(refused(timeout(at_once, dial().unwrap()).await.unwrap()));
     assert!(soon(world.server.accept()).await.is_none());
 }
 
@@ -272,11 +274,14 @@ async fn an_endpoint_that_closes_refuses_those_that_wait_and_those_that_come() {
 async fn an_endpoint_that_moves_hears_the_old_socket_until_the_new_one_has_heard_something() {
     let world = World::new();
     let (client, _old, near, far) = world.dial(2).await;
+    let new = Line::new(&world.network, 3);
+    // The peer does not hear of it yet.
+    new.shut(true);
+    client.move_to(Arc::clone(&new) as _).unwrap();
     far.send_datagram(Bytes::from_static(b"to the old"))
         .unwrap();
-    let new = Line::new(&world.network, 3);
-    client.move_to(Arc::clone(&new) as _).unwrap();
     assert_eq!(soon(near.read_datagram()).await.unwrap(), "to the old");
+    new.shut(false);
     near.send_datagram(Bytes::from_static(b"from the new"))
         .unwrap();
     assert_eq!(soon(far.read_datagram()).await.unwrap(), "from the new");
