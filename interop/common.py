@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -164,18 +165,23 @@ def port_open(host, port):
 
 
 def free_port(host="127.0.0.1"):
-    """A port free for TCP and UDP just now."""
-    for _ in range(50):
-        with socket.socket() as tcp:
-            tcp.bind((host, 0))
-            port = tcp.getsockname()[1]
-            with socket.socket(type=socket.SOCK_DGRAM) as udp:
-                try:
-                    udp.bind((host, port))
-                    return port
-                except OSError:
-                    continue
+    """A port free for TCP and UDP just now, below those that the system gives away to whoever asks for any."""
+    for _ in range(200):
+        port = random.randrange(10000, 32000)
+        if port in given:
+            continue
+        with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
+            try:
+                tcp.bind((host, port))
+                udp.bind((host, port))
+            except OSError:
+                continue
+        given.add(port)
+        return port
     raise RuntimeError("no free port")
+
+
+given = set()
 
 
 class Lab:

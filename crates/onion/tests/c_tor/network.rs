@@ -2,12 +2,13 @@
 //! through its control port.
 
 use std::{
-    fs::{self, DirBuilder},
+    fs::{self, DirBuilder, File},
     io::Write,
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    net::{Ipv4Addr, SocketAddr},
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{self, Child, Command, Stdio},
+    sync::atomic::{AtomicU16, Ordering::Relaxed},
     time::Duration,
 };
 
@@ -37,7 +38,6 @@ SafeLogging 0
 PathsNeededToBuildCircuits 0.67
 ";
 const RELAY: &str = "
-Address 127.0.0.1
 SocksPort 0
 ExitRelay 1
 ExitPolicyRejectPrivate 0
@@ -102,20 +102,22 @@ impl Network {
             home: tempfile::tempdir().unwrap(),
         };
         let home = running.home.path().to_owned();
-        let members: Vec<_> = (0..4).map(|n| Member::new(&home, n)).collect();
+        let subnet = subnet();
+        let members: Vec<_> = (0..4).map(|n| Member::new(&home, subnet, n)).collect();
         let authority = members[0].certify();
         for member in &members {
             let kind = if member.is_authority() { AUTHORITY } else { "" };
             let ports = format!(
-                "ORPort 127.0.0.1:{} IPv4Only\nDirPort 127.0.0.1:{} IPv4Only\n",
-                member.or.port(),
-                member.dir.port()
+                "Address {}\nORPort {} IPv4Only\nDirPort {} IPv4Only\n",
+                member.or.ip(),
+                member.or,
+                member.dir
             );
             running
                 .children
                 .push(member.run(&[&authority, RELAY, kind, &ports]));
         }
-        let client = Member::new(&home, 9);
+        let client = Member::new(&home, subnet, 9);
         let authorisations = home.join("authorisations");
         let kept = DirBuilder::new().mode(0o700).create(&authorisations);
         kept.unwrap();
@@ -258,11 +260,12 @@ impl Drop for Running {
         }
         if std::thread::panicking() {
             for member in [0, 1, 2, 3, 9] {
-                let log = self.home.path().join(format!("{member}/log"));
-                let log = fs::read_to_string(log).unwrap_or_default();
+                let home = self.home.path().join(member.to_string());
+                let read = |name| fs::read_to_string(home.join(name)).unwrap_or_default();
+                let (early, log) = (read("early"), read("log"));
                 let dull = |line: &&str| line.contains("[info]");
                 let notices: Vec<_> = log.lines().filter(|line| !dull(line)).collect();
-                println!("--- member {member} said\n{}", notices.join("\n"));
+                println!("--- member {member} said\n{early}{}", notices.join("\n"));
                 let details: Vec<_> = log.lines().filter(dull).collect();
                 let last = &details[details.len().saturating_sub(30)..];
                 println!("--- and at the end\n{}", last.join("\n"));
@@ -280,14 +283,15 @@ struct Member {
 }
 
 impl Member {
-    fn new(network: &Path, number: u8) -> Self {
+    fn new(network: &Path, [a, b]: [u8; 2], number: u8) -> Self {
         let home = network.join(number.to_string());
         fs::create_dir_all(home.join("keys")).unwrap();
+        let ip = Ipv4Addr::new(127, a, b, number + 1);
         Self {
             number,
             home,
-            or: free(),
-            dir: free(),
+            or: SocketAddr::from((ip, 9001)),
+            dir: SocketAddr::from((ip, 9030)),
         }
     }
 
@@ -365,7 +369,8 @@ impl Member {
         let log = format!("info file {}", self.log().display());
         let command = &mut self.tor();
         let command = command.arg("-f").arg(path).args(["--Log", &log]);
-        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let early = File::create(self.home.join("early")).unwrap();
+        command.stdout(early).stderr(Stdio::null());
         command.spawn().unwrap()
     }
 
@@ -376,9 +381,12 @@ impl Member {
     }
 }
 
-fn free() -> SocketAddr {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    listener.local_addr().unwrap()
+/// The start of a loopback network of its own: a port on 127.0.0.1 that was free a moment ago may be another program's when C tor asks for it.
+fn subnet() -> [u8; 2] {
+    static MADE: AtomicU16 = AtomicU16::new(0);
+    let process = process::id().to_be_bytes();
+    let made = MADE.fetch_add(1, Relaxed);
+    (u16::from_be_bytes([process[2], process[3]]).wrapping_add(made) | 0x8000).to_be_bytes()
 }
 
 fn listener(log: &Path, what: &str) -> SocketAddr {
