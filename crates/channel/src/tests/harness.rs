@@ -77,6 +77,14 @@ pub(crate) fn ed25519(us: &Us) -> [u8; 32] {
 /// The relay's secret; others have other ones.
 pub(crate) const SECRET: u8 = 9;
 
+/// What the QUIC stack draws is the same in each run: which packets are lost is then, too.
+fn link() -> hoplite_link::Config {
+    hoplite_link::Config {
+        seed: Some([7; 32]),
+        ..hoplite_link::Config::default()
+    }
+}
+
 impl World {
     pub(crate) fn new(config: Config) -> Self {
         let made = identity("relay.example");
@@ -109,17 +117,14 @@ impl World {
 
     fn serve_quic(&mut self, served: mpsc::Sender<Served>) {
         let socket = MemorySocket::new(self.network.bind_at(RELAY), &mut self.tasks);
-        let transport = self.config.greeting(&hoplite_link::Config::default());
+        let transport = self.config.greeting(&link());
         let transport = Arc::new(transport.transport(0, 1472));
         let secrets = Secrets::generate().unwrap();
         let tls = Arc::clone(&self.tls);
         let config = server_config(tls, transport, &secrets, &Hooks::default()).unwrap();
-        let endpoint = Endpoint::with_socket(
-            EndpointConfig::default(),
-            Some(config),
-            socket,
-            Timers::Exact,
-        );
+        let mut endpoint = EndpointConfig::default();
+        endpoint.rng_seed(link().seed);
+        let endpoint = Endpoint::with_socket(endpoint, Some(config), socket, Timers::Exact);
         let (endpoint, server) = (endpoint.unwrap(), Arc::clone(&self.server));
         self.tasks.spawn(async move {
             let mut guests = JoinSet::new();
@@ -173,7 +178,7 @@ impl World {
     }
 
     pub(crate) fn dialer_over(&self, us: Us, over: Arc<dyn Overlay>) -> ChannelDialer {
-        let link = hoplite_link::Config::default();
+        let link = link();
         let counts = Arc::clone(&self.here);
         ChannelDialer::new(over, us, &link, self.config.clone(), counts)
     }
