@@ -28,7 +28,7 @@ pub(crate) enum Over {
     /// Nested hops.
     #[default]
     Masque,
-    /// Circuits, whose channel to the first relay runs over this; relays race.
+    /// Circuits, whose channels run over this, the relays' to each other too.
     Onion(LinkKind),
 }
 
@@ -140,15 +140,19 @@ fn watched(client: &Node, relays: &[Node]) -> Vec<Watched> {
         .collect()
 }
 
-/// The last relay connects to loopback targets; the ones before forward to the next one only. Relays of circuits are all alike.
+/// The last relay connects to loopback targets; the ones before forward to the next one only. Relays of circuits are all alike, and their channels to
+/// each other are the client's kind: of two that race, a relay that no list has would take TLS.
 fn relay_file(next: Option<SocketAddr>, over: Over) -> String {
-    let role = match next {
-        _ if over != Over::Masque => {
-            "[egress]\nallow = [\"127.0.0.0/8\"]\n[onion]\nenabled = true\nopen = true\ncircuits_per_client = 4096\n"
-                .to_owned()
+    let role = match (over, next) {
+        (Over::Onion(kind), _) => format!(
+            "[egress]\nallow = [\"127.0.0.0/8\"]\n[onion]\nenabled = true\nopen = true\ncircuits_per_client = 4096\nchannels = [\"{kind}\"]\n"
+        ),
+        (Over::Masque, None) => {
+            "roles = [\"egress\"]\n[egress]\nallow = [\"127.0.0.0/8\"]\n".to_owned()
         }
-        None => "roles = [\"egress\"]\n[egress]\nallow = [\"127.0.0.0/8\"]\n".to_owned(),
-        Some(next) => format!("roles = [\"ingress\"]\n[ingress]\nrelays = [\"{next}\"]\n"),
+        (Over::Masque, Some(next)) => {
+            format!("roles = [\"ingress\"]\n[ingress]\nrelays = [\"{next}\"]\n")
+        }
     };
     // IP packets are not measured; whether the system would let a relay answer echoes is no news here.
     format!(
