@@ -243,9 +243,11 @@ pub struct Head {
 
 impl Head {
     fn put(&mut self, bytes: &[u8]) {
-        let room = self.bytes.iter_mut().skip(self.length);
-        room.zip(bytes).for_each(|(to, from)| *to = *from);
-        self.length = self.length.saturating_add(bytes.len());
+        let end = self.length.saturating_add(bytes.len());
+        if let Some(room) = self.bytes.get_mut(self.length..end) {
+            room.copy_from_slice(bytes);
+            self.length = end;
+        }
     }
 }
 
