@@ -6,7 +6,7 @@
 //! numbers and texts are never compared or multiplied (there `"10Mbit" == 10` is false and `"a" * 2` repeats, here both are mistakes
 //! with a place and a remedy); `if(c, a, b)` computes one side only; `{{` is a brace, which there opens an expression.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::document::{Wrong, meant, quoted};
 
@@ -19,14 +19,16 @@ pub(crate) enum Value {
     Text(String),
     /// true or false.
     Flag(bool),
-    /// A list.
-    List(Vec<Self>),
+    /// A list; its copies share it.
+    List(Arc<[Self]>),
 }
 
-/// The names that an expression may use.
+/// The names that an expression may use. Copies share all but their counts: each instance of what is repeated has one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scope {
-    names: BTreeMap<String, Value>,
+    names: Arc<BTreeMap<String, Value>>,
+    /// Which instance it is; the last of a name counts, and goes before `names`.
+    counts: Vec<(String, u32)>,
 }
 
 /// A parsed expression.
@@ -95,22 +97,28 @@ pub(crate) enum Function {
 impl Scope {
     /// Sets a name.
     pub(crate) fn set(&mut self, name: impl Into<String>, value: Value) {
-        self.names.insert(name.into(), value);
+        Arc::make_mut(&mut self.names).insert(name.into(), value);
     }
 
     /// This scope with one more number.
     pub(crate) fn with(&self, name: &str, number: u32) -> Self {
         let mut scope = self.clone();
-        scope.set(name, Value::Number(f64::from(number)));
+        scope.counts.push((name.to_owned(), number));
         scope
     }
 
     fn value(&self, name: &str) -> Result<Value, Wrong> {
         let unknown = || {
             let what = format!("{} is not defined", quoted(name));
-            Wrong::new(what, meant(name, self.names.keys().map(String::as_str)))
+            let counts = self.counts.iter().map(|(name, _)| name);
+            let names = self.names.keys().chain(counts);
+            Wrong::new(what, meant(name, names.map(String::as_str)))
         };
-        self.names.get(name).cloned().ok_or_else(unknown)
+        let count = self.counts.iter().rev().find(|(known, _)| known == name);
+        let count = count.map(|(_, number)| Value::Number(f64::from(*number)));
+        count
+            .or_else(|| self.names.get(name).cloned())
+            .ok_or_else(unknown)
     }
 }
 
@@ -291,7 +299,9 @@ fn index(list: &Value, place: f64) -> Result<Value, Wrong> {
         let what = format!("{} is {}", list.shown(), list.kind());
         return Err(Wrong::new(what, "a list before [ ]"));
     };
-    let found = (1_u32..).zip(items).find(|(i, _)| f64::from(*i) == place);
+    let found = (1_u32..)
+        .zip(&**items)
+        .find(|(i, _)| f64::from(*i) == place);
     let outside = || {
         let what = format!("there is no item {} in the list", written(place));
         Wrong::new(what, format!("1 to {}", items.len()))
@@ -609,7 +619,7 @@ mod tests {
         scope.set("rate", Value::Text("10Mbit".into()));
         scope.set("profile.down", Value::Text("240kbit".into()));
         let names = ["a", "b"].map(|name| Value::Text(name.into()));
-        scope.set("path", Value::List(names.to_vec()));
+        scope.set("path", Value::List(names.into()));
         scope
     }
 

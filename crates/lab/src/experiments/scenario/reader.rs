@@ -350,7 +350,7 @@ fn evaluate_list(
         }
         items.push(item);
     }
-    Ok(Value::List(items))
+    Ok(Value::List(items.into()))
 }
 
 fn mentions_i(node: Option<&Node>) -> bool {

@@ -7,6 +7,7 @@ mod resolve;
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use serde::Serialize;
@@ -287,7 +288,9 @@ impl SubjectParameter {
         let same = std::mem::discriminant(value) == std::mem::discriminant(&self.default);
         match (&self.default, value) {
             _ if same => Ok(value.clone()),
-            (Value::List(_), Value::Text(text)) if text.is_empty() => Ok(Value::List(Vec::new())),
+            (Value::List(_), Value::Text(text)) if text.is_empty() => {
+                Ok(Value::List(Arc::default()))
+            }
             (default, _) => Err(Wrong::new(
                 format!("{} is {}", value.shown(), value.kind()),
                 format!(

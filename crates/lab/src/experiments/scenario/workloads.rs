@@ -204,7 +204,7 @@ fn servers(entry: Reader<'_>, topology: &Topology) -> Option<Vec<String>> {
         return host(entry, "to", "server", topology).map(|host| vec![host]);
     };
     let mut hosts = Vec::new();
-    for value in list {
+    for value in list.iter() {
         let known = name(value).and_then(|host| host_of(topology, &host).map(|()| host));
         match known {
             Ok(host) if hosts.contains(&host) => {

@@ -315,12 +315,18 @@ fn check_ways(root: Reader<'_>, ways: &[WayIn]) {
     }
 }
 
-/// Address and port; a host's address may be given as `{ip:HOST}`.
+/// Address and port; a host's address may be given as `{ip:HOST}` or `[{ip6:HOST}]`.
 fn address(value: &Value, site: &Site<'_>) -> Result<SocketAddr, Wrong> {
-    let mut plain = text(value)?;
-    for (host, addresses) in site.addresses {
-        plain = plain.replace(&format!("{{ip:{host}}}"), &addresses.v4.to_string());
-        plain = plain.replace(&format!("[{{ip6:{host}}}]"), &format!("[{}]", addresses.v6));
+    let text = text(value)?;
+    let of = |before: &str, behind: &str| {
+        let (host, port) = text.strip_prefix(before)?.split_once(behind)?;
+        Some((site.addresses.get(host)?, port.parse().ok()?))
+    };
+    if let Some((host, port)) = of("{ip:", "}:") {
+        return Ok(SocketAddr::from((host.v4, port)));
+    }
+    if let Some((host, port)) = of("[{ip6:", "}]:") {
+        return Ok(SocketAddr::from((host.v6, port)));
     }
     let wrong = |_| {
         Wrong::new(
@@ -328,7 +334,7 @@ fn address(value: &Value, site: &Site<'_>) -> Result<SocketAddr, Wrong> {
             "an address and a port, such as \"127.0.0.1:1080\" or \"{ip:relay1}:443\"",
         )
     };
-    plain.parse().map_err(wrong)
+    text.parse().map_err(wrong)
 }
 
 /// Which placeholders may stand in a text besides directories and hosts' addresses.

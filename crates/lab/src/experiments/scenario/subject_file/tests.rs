@@ -102,7 +102,7 @@ fn files_of_one_path_are_joined_and_repeated_with_the_parameters() {
 
 #[test]
 fn steps_know_the_binaries_and_leave_to_the_world_what_only_it_knows() {
-    let extra = Value::List(vec![Value::Text("-v".into()), Value::Text("-v".into())]);
+    let extra = Value::List([Value::Text("-v".into()), Value::Text("-v".into())].into());
     let plan = plan(RELAYS, &[("extra", extra)]).expect("valid");
     assert_eq!(
         plan.steps[0].command,
@@ -170,7 +170,7 @@ fn parameters_have_a_kind_and_bounds() {
     assert_eq!(told("hops", Value::Number(2.0)), Ok(Value::Number(2.0)));
     assert_eq!(
         told("extra", Value::Text(String::new())),
-        Ok(Value::List(Vec::new()))
+        Ok(Value::List(Arc::default()))
     );
     assert_eq!(
         told("hops", Value::Number(3.0)),
