@@ -141,7 +141,7 @@ fn watched(client: &Node, relays: &[Node]) -> Vec<Watched> {
 }
 
 /// The last relay connects to loopback targets; the ones before forward to the next one only. Relays of circuits are all alike, and their channels to
-/// each other are the client's kind: of two that race, a relay that no list has would take TLS.
+/// each other are of the client's kind: with both, a relay that no list has is dialled over TLS first.
 fn relay_file(next: Option<SocketAddr>, over: Over) -> String {
     let role = match (over, next) {
         (Over::Onion(kind), _) => format!(

@@ -131,6 +131,27 @@ fn steps_know_the_binaries_and_leave_to_the_world_what_only_it_knows() {
 }
 
 #[test]
+fn a_hosts_address_may_be_named_in_either_family() {
+    for (named, family) in [("{ip:client}", 4), ("[{ip6:client}]", 6)] {
+        let text = RELAYS.replace("{ tcp = \"{ip:client}:", &format!("{{ tcp = \"{named}:"));
+        let plan = plan(&text, &[]).expect("valid");
+        let crate::experiments::subject::Ready::Tcp(address) = plan.steps[1].ready[2] else {
+            panic!("{named} is an address");
+        };
+        assert_eq!((address.is_ipv4(), address.port()), (family == 4, 1080));
+        let client = topology().addresses()["client"];
+        let its = [client.v4.into(), client.v6.into()];
+        assert_eq!(
+            its.map(|ip: std::net::IpAddr| ip == address.ip()),
+            [family == 4, family == 6]
+        );
+    }
+    for wrong in ["{ip:nobody}:1080", "{ip:client}", "{ip:client}:70000"] {
+        assert!(plan(&RELAYS.replace("{ip:client}:1080", wrong), &[]).is_err());
+    }
+}
+
+#[test]
 fn what_it_needs_is_told_to_the_doctor_as_it_is_written() {
     let file = SubjectFile::parse("relays.toml", RELAYS).expect("valid");
     assert_eq!(file.needs[0].command, "{hoplite}");
