@@ -1,5 +1,6 @@
 //! Notices within seconds that a link is dead: something that wants an answer was sent, and none came.
-//! A suspect link gets a new socket first (QUIC migration, RFC 9000 §9); one that stays silent is given up.
+//! A suspect link asks its flow first to leave off what may be to blame, forwarded mode below; then it gets a new socket (QUIC migration,
+//! RFC 9000 §9); one that stays silent is given up.
 
 use std::{sync::Arc, time::Duration};
 
@@ -46,6 +47,8 @@ impl Watch {
     async fn follow(&mut self) {
         let mut silence = Silence::default();
         let mut last_move: Option<Instant> = None;
+        // In this silence the flow was asked whether something of its own is to blame.
+        let mut asked = false;
         let (mut pause, mut looked) = (LOOK, Instant::now());
         loop {
             let ended = self.wait(pause).await;
@@ -60,7 +63,13 @@ impl Watch {
             let suspect = silent >= self.suspect_after();
             self.pulse.suspect(suspect);
             let calm = last_move.is_none_or(|at| at.elapsed() >= self.suspect_after());
-            if ended || (suspect && calm) || self.moved() {
+            if ended || self.moved() {
+                self.move_on(ended, &mut last_move, &mut silence).await;
+            } else if !suspect {
+                asked = false;
+            } else if calm && !std::mem::replace(&mut asked, true) && self.flow_leaves_off() {
+                last_move = Some(Instant::now());
+            } else if calm {
                 self.move_on(ended, &mut last_move, &mut silence).await;
             }
         }
@@ -138,6 +147,10 @@ impl Watch {
         patience.saturating_mul(hops)
     }
 
+    fn flow_leaves_off(&self) -> bool {
+        self.socket.upgrade().is_some_and(|socket| socket.suspect())
+    }
+
     fn moved(&self) -> bool {
         self.socket.upgrade().is_some_and(|socket| socket.moved())
     }
@@ -153,6 +166,9 @@ impl Watch {
             return false;
         };
         flow.carries_quic();
+        if self.pulse.is_suspect() {
+            flow.suspect();
+        }
         let segments = self.config.receive_segments;
         let (ended, bypass, pulse) = (self.flow_ended.clone(), &self.bypass, &self.pulse);
         let socket = VirtualSocket::new(flow, ended, bypass, pulse, segments);

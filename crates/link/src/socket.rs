@@ -91,6 +91,11 @@ impl VirtualSocket {
         self.flow.moved()
     }
 
+    /// Whether the flow has left something off, because nothing answers through it.
+    pub(crate) fn suspect(&self) -> bool {
+        self.flow.suspect()
+    }
+
     /// Why the flow ended.
     pub(crate) fn failure(&self) -> Error {
         let ended = || Error::new(ErrorKind::PathFailed, "sending to a relay");

@@ -187,6 +187,10 @@ impl<R: PackedDatagrams> Datagrams for Gather<R> {
     fn carries_quic(&self) {
         self.flow.carries_quic();
     }
+
+    fn suspect(&self) -> bool {
+        self.flow.suspect()
+    }
 }
 
 impl Gathered {

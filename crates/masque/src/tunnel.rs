@@ -143,6 +143,10 @@ impl Datagrams for Tunnel {
             forwarder.carries_quic();
         }
     }
+
+    fn suspect(&self) -> bool {
+        self.forwarder.as_ref().is_some_and(|it| it.suspect())
+    }
 }
 
 /// Payloads share the packets of a QUIC connection, unless they pass beside it.

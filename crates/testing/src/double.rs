@@ -348,6 +348,10 @@ impl Datagrams for DoubleFlow {
     fn carries_quic(&self) {
         self.below.carries_quic();
     }
+
+    fn suspect(&self) -> bool {
+        self.below.suspect()
+    }
 }
 
 impl fmt::Debug for DoubleFlow {

@@ -239,6 +239,14 @@ impl Forwarder {
         lock(&self.machine).carries_quic();
     }
 
+    /// Nothing answers through the flow: what passes beside the connection may be swallowed. Whether something did.
+    pub(crate) fn suspect(&self) -> bool {
+        let mut machine = lock(&self.machine);
+        let was = machine.suspect(Instant::now());
+        self.act(&mut machine);
+        was
+    }
+
     /// Whether packets pass beside the connection now.
     pub(crate) fn is_forwarding(&self) -> bool {
         lock(&self.machine).is_forwarding()

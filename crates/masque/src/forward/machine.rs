@@ -19,11 +19,13 @@ const INITIAL_MAX_CONNECTION_IDS: u64 = 1;
 const MAX_LEARNED: usize = 4;
 /// An id that was not used for this long gives its place to one that is.
 const IDLE: Duration = Duration::from_secs(1);
-/// The pause after forwarded packets were swallowed; it grows.
-const BLACK_HOLE_PAUSE: Duration = Duration::from_secs(1);
+/// The pause after forwarded packets were swallowed, longer than a connection inside needs to notice that the tunnel carries it; each
+/// further one is four times as long, up to the other.
+const BLACK_HOLE_PAUSE: Duration = Duration::from_secs(10);
+const MAX_BLACK_HOLE_PAUSE: Duration = Duration::from_secs(600);
 
 /// When nothing has been swallowed for this long, the pauses begin anew.
-const FORGIVEN: Duration = Duration::from_secs(300);
+const FORGIVEN: Duration = Duration::from_secs(1800);
 
 /// The client's half of forwarded mode on one flow. Calls in any order are harmless; after each one [`Machine::poll_action`]
 /// is asked until it has nothing to say.
@@ -42,9 +44,10 @@ pub(crate) struct Machine {
     room_asked: Option<Instant>,
     learner: IdLearner,
     watchdog: Watchdog,
-    /// How often what was forwarded was swallowed, and when last.
+    /// How often what was forwarded was swallowed, when last, and until when nothing is registered therefore.
     swallowed: u32,
     fallen: Option<Instant>,
+    tunnelled_until: Option<Instant>,
     below: Below,
     /// A short header was sent when nothing overtook the handshake inside any more: it is done at both ends.
     started: bool,
@@ -113,6 +116,7 @@ impl Machine {
             watchdog: Watchdog::default(),
             swallowed: 0,
             fallen: None,
+            tunnelled_until: None,
             below: Below::default(),
             started: false,
             handshake: None,
@@ -134,7 +138,10 @@ impl Machine {
         self.below = below;
         let patience = self.below.round_trip.max(self.learner.round_trip());
         if self.watchdog.is_suspicious(patience) {
-            self.fallback(now);
+            self.watchdog.reset();
+            if self.has_alias() {
+                self.fallback(now);
+            }
         }
         self.register(now);
     }
@@ -382,11 +389,16 @@ impl Machine {
         }
     }
 
-    /// What was forwarded was swallowed: everything is tunnelled for a while, in both directions.
+    /// Nothing answers through the flow, whoever noticed it. Whether anything was forwarded that may have been swallowed.
+    pub(super) fn suspect(&mut self, now: Instant) -> bool {
+        let was = self.has_alias();
+        self.fallback(now);
+        was
+    }
+
+    /// Everything is tunnelled for a while, in both directions.
     fn fallback(&mut self, now: Instant) {
-        self.watchdog.reset();
-        let active = |rule: &Rule| rule.alias().is_some();
-        if !self.rules.iter().any(active) {
+        if self.is_fallen(now) {
             return;
         }
         tracing::debug!("forwarded packets remain without an answer: they are tunnelled");
@@ -394,17 +406,27 @@ impl Machine {
         if before.is_some_and(|before| now - before >= FORGIVEN) {
             self.swallowed = 0;
         }
-        let until = now + rule::pause(BLACK_HOLE_PAUSE, self.swallowed);
+        let pause = rule::pause(BLACK_HOLE_PAUSE, self.swallowed, MAX_BLACK_HOLE_PAUSE);
+        self.tunnelled_until = Some(now + pause);
         self.swallowed = self.swallowed.saturating_add(1);
-        self.close_rules(until);
+        self.close_rules(now);
     }
 
-    /// Closes what the relay knows; it is registered again, not before `from`.
-    fn close_rules(&mut self, from: Instant) {
+    /// Whether anything goes forwarded, in either direction.
+    fn has_alias(&self) -> bool {
+        self.rules.iter().any(|rule| rule.alias().is_some())
+    }
+
+    fn is_fallen(&self, now: Instant) -> bool {
+        self.tunnelled_until.is_some_and(|until| now < until)
+    }
+
+    /// Closes what the relay knows; it is registered again.
+    fn close_rules(&mut self, now: Instant) {
         self.watchdog.reset();
         let mut released = Vec::new();
         for rule in self.rules.iter_mut().filter(|rule| rule.is_known()) {
-            self.actions.push_back(Action::Send(rule.close(from)));
+            self.actions.push_back(Action::Send(rule.close(now)));
             if rule.end == End::Target {
                 released.extend(rule.held.take());
             }
@@ -540,6 +562,9 @@ impl Machine {
 
     /// "The client MUST NOT send a registration capsule with a sequence number greater than what the proxy advertises".
     fn register(&mut self, now: Instant) {
+        if self.is_fallen(now) {
+            return;
+        }
         for rule in self.rules.iter_mut().filter(|rule| rule.is_due(now)) {
             let undone = self.actions.len() >= 2 * self.limit.max(1);
             if self.next > self.most && now - rule.used < IDLE {

@@ -168,11 +168,11 @@ impl Rule {
         !late
     }
 
-    /// Takes it back; it may be registered again, not before `from`.
-    pub(super) fn close(&mut self, from: Instant) -> Capsule {
+    /// Takes it back; it may be registered again.
+    pub(super) fn close(&mut self, now: Instant) -> Capsule {
         self.overdue += u32::from(self.state == State::Asked);
         self.answered = self.registered.saturating_sub(self.overdue);
-        self.state = State::Waiting(from);
+        self.state = State::Waiting(now);
         self.close_capsule()
     }
 
@@ -192,16 +192,16 @@ impl Rule {
         let never_granted = self.state == State::Asked;
         self.state = match self.refusals {
             MAX_REFUSALS.. if never_granted => State::GivenUp,
-            n => State::Waiting(now + pause(INITIAL_PAUSE, n)),
+            n => State::Waiting(now + pause(INITIAL_PAUSE, n, MAX_PAUSE)),
         };
         self.refusals = self.refusals.saturating_add(1);
     }
 }
 
-/// `first`, four times as long for each failure before, with a limit.
-pub(super) fn pause(first: Duration, failures: u32) -> Duration {
+/// `first`, four times as long for each failure before, and `most` at most.
+pub(super) fn pause(first: Duration, failures: u32, most: Duration) -> Duration {
     let factor = 4u32.saturating_pow(failures);
-    first.saturating_mul(factor).min(MAX_PAUSE)
+    first.saturating_mul(factor).min(most)
 }
 
 /// Whether the relay may give out `alias` for an id. "The client VCID Length MUST be at least as large as the Connection ID";

@@ -360,7 +360,7 @@ fn a_relay_that_swallows_what_is_forwarded_is_left_after_a_second() {
 fn a_relay_that_swallowed_is_tried_again_after_a_pause_that_grows() {
     let mut flow = Flow::established();
     flow.told(&Capsule::MaxConnectionIds { sequence: 99 });
-    for pause in [1, 4, 16] {
+    for pause in [10, 40, 160, 600, 600] {
         lasts(&mut flow, forwarded(b"virtual-t"));
         drop(flow.actions());
         flow.wait(Duration::from_secs(pause) - MOMENT);
@@ -373,6 +373,21 @@ fn a_relay_that_swallowed_is_tried_again_after_a_pause_that_grows() {
         drop(flow.actions());
         assert_eq!(flow.send(&short(TARGET, 40)), Route::Tunnelled);
     }
+}
+
+/// Hardly anything is sent, so that the machine itself cannot tell: the link above waits for an answer.
+#[test]
+fn a_flow_under_suspicion_is_tunnelled_for_a_while() {
+    let mut flow = Flow::established();
+    flow.told(&Capsule::MaxConnectionIds { sequence: 99 });
+    assert_eq!(flow.send_soon(&short(TARGET, 40)), forwarded(b"virtual-t"));
+    assert!(flow.machine.suspect(flow.now));
+    assert_eq!(flow.sent(), [close_client(OWN), close_target(TARGET)]);
+    assert_eq!(flow.send_soon(&short(TARGET, 40)), Route::Tunnelled);
+    assert!(!flow.machine.suspect(flow.now), "nothing is forwarded");
+    flow.wait(Duration::from_secs(10));
+    flow.machine.turn(BELOW, flow.now);
+    assert_eq!(flow.sent(), [register_client(OWN), register_target(TARGET)]);
 }
 
 /// An upload: the packet after silence arrives and is answered, the burst that follows is not.

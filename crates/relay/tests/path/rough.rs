@@ -60,8 +60,9 @@ struct State {
     rebound: u64,
     count: u64,
     ready: VecDeque<Vec<u8>>,
-    /// The ids of the link's own packets, sent and received.
-    own: [Vec<u8>; 2],
+    /// The ids of the link's own packets, sent and received: that of the handshake, and the first other one. A server leaves that of
+    /// the handshake as soon as it has another, long before anything is forwarded.
+    own: [Vec<Vec<u8>>; 2],
     waker: Option<Waker>,
 }
 
@@ -150,19 +151,31 @@ impl State {
             return false;
         }
         if let Some(ids) = long_header_ids(packet) {
-            self.own[1 - direction] = ids.source.to_vec();
+            self.own[1 - direction] = vec![ids.source.to_vec()];
             return true;
         }
         self.count += 1;
         if rough.bumpy.load(SeqCst) && self.count.is_multiple_of(LOST) {
             return false;
         }
-        let own = packet[1..].starts_with(&self.own[direction]);
+        let own = self.is_own(direction, packet);
         if own || !rough.swallows.load(SeqCst) {
             return true;
         }
         rough.swallowed.fetch_add(1, SeqCst);
         false
+    }
+
+    /// Whether a packet with a short header is the link's own.
+    fn is_own(&mut self, direction: usize, packet: &[u8]) -> bool {
+        let own = &mut self.own[direction];
+        let known = own.iter().any(|id| packet[1..].starts_with(id));
+        if let ([handshake], false) = (&own[..], known) {
+            let id = packet[1..=handshake.len()].to_vec();
+            own.push(id);
+            return true;
+        }
+        known
     }
 }
 
