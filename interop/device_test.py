@@ -99,7 +99,10 @@ def difference(before, now):
 
 def target_servers(lab):
     """HTTP/1.1, 2 and 3, UDP echo, DNS (servers.py); flows, git, ssh, iperf3."""
-    servers = lab.start_targets("--alt-svc", "--name", f"fresh.test={lab.target.v4}")
+    names = ["--name", f"fresh.test={lab.target.v4}", "--name", f"deep.target6.test={lab.target.v6}"]
+    names += ["--alias", "alias.test=target6.test", "--alias", "alias.target6.test=target.test"]
+    servers = lab.start_targets("--alt-svc", "--hints", *names)
+    lab.target_servers = servers
     program = [sys.executable, PROGRAMS]
     flows = [lab.target.run(f"flow-server{n}", [*program, "flow-server", host, FLOW_PORT]) for n, host in enumerate((lab.target.v4, lab.target.v6))]
     for server in flows:
@@ -433,11 +436,43 @@ def choices(session):
         if but is not None:
             session.state(name, but)
         session.downs(name)
+    included_domain(session)
     opening(session)
     local_network(session)
     excluded_group(session)
     portal(session)
     session.watch.since()
+
+
+def included_domain(session):
+    """One domain alone goes through: it and what is below it, whatever it leads to; all else is left alone, also what leads there."""
+    name, device, target, checks = "included domain", session.device, session.target, session.checks
+    own = (device.v4, device.v6)
+
+    def asked():
+        lines = [line for server in session.lab.target_servers for line in server.lines() if line.get("event") == "dns"]
+        return [line for line in lines if line["name"].endswith("target6.test") and line["peer"] in own]
+
+    before = len(asked())
+    if not session.ups(name, 1, '\n[takeover]\ninclude = { domains = ["target6.test"] }\n'):
+        return
+    for host in ("target6.test", "deep.target6.test", "alias.target6.test"):
+        seen = session.seen_as(f"http://{host}")
+        checks.check(f"{name}: {host} is seen as the relay", seen not in (None, *own), seen)
+    for host in ("target.test", "alias.test", target.v4, f"[{target.v6}]"):
+        seen = session.seen_as(f"http://{host}")
+        checks.check(f"{name}: {host} is seen as the device", seen in own, seen)
+    records = {host: device.sh(f"dig +short HTTPS {host}").strip() for host in ("target6.test", "target.test")}
+    checks.check(f"{name}: an HTTPS record tells no address of it, and one of another name is there", not records["target6.test"] and target.v4 in records["target.test"], records)
+    checks.check(f"{name}: no network was asked for it", len(asked()) == before, asked())
+    for pid in device.daemons():
+        os.kill(pid, signal.SIGKILL)
+    seen = session.seen_as("http://target6.test")
+    checks.check(f"{name}: after SIGKILL it is not reached", seen is None, seen)
+    seen = session.seen_as(f"http://{target.v4}")
+    checks.check(f"{name}: … and an address is", seen in own, seen)
+    session.downs(name)
+    checks.attempt(f"{name}: after down it is reached by itself", lambda: session.seen_as("http://target6.test") == device.v6)
 
 
 def opening(session):

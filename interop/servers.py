@@ -207,10 +207,11 @@ def udp_echo(host, port):
 
 
 class Dns(asyncio.DatagramProtocol):
-    """Answers A, AAAA and TXT (the name itself) for the names that it was given, NXDOMAIN for the rest."""
+    """Answers A, AAAA and TXT (the name itself) for the names that it was given, NXDOMAIN for the rest. Names of `hints` have HTTPS records with
+    their addresses; an alias is answered with a CNAME before the other name's addresses."""
 
-    def __init__(self, names):
-        self.names = names
+    def __init__(self, names, aliases=(), hints=False):
+        self.names, self.aliases, self.hints = names, dict(aliases), hints
 
     def connection_made(self, transport):
         self.transport = transport
@@ -228,11 +229,22 @@ class Dns(asyncio.DatagramProtocol):
         answers = [self.raw(a) for a in self.names.get(name, []) if (":" in a) == (kind == 28)] if kind in (1, 28) else []
         if kind == 16 and name in self.names:
             answers = [bytes([len(name)]) + name.encode()]
+        if kind == 65 and self.hints:
+            answers = [self.hint(a) for a in self.names.get(name, [])]
         code = 0 if name in self.names else 3
-        reply = struct.pack("!HHHHHH", ident, 0x8580 | code, 1, len(answers), 0, 0) + question
+        owner, alias = b"\xc0\x0c", b""
+        if name in self.aliases:
+            owner = b"".join(bytes([len(label)]) + label.encode() for label in self.aliases[name].split(".")) + b"\0"
+            alias = struct.pack("!HHHIH", 0xC00C, 5, 1, 5, len(owner)) + owner
+        reply = struct.pack("!HHHHHH", ident, 0x8580 | code, 1, len(answers) + bool(alias), 0, 0) + question + alias
         for raw in answers:
-            reply += struct.pack("!HHHIH", 0xC00C, kind, 1, 5, len(raw)) + raw
+            reply += owner + struct.pack("!HHIH", kind, 1, 5, len(raw)) + raw
         self.transport.sendto(reply, peer)
+
+    def hint(self, address):
+        """An HTTPS record (RFC 9460): priority 1, the name itself, ipv4hint or ipv6hint."""
+        raw = self.raw(address)
+        return struct.pack("!HBHH", 1, 0, 4 if len(raw) == 4 else 6, len(raw)) + raw
 
     @staticmethod
     def raw(address):
@@ -248,6 +260,8 @@ async def main():
     p.add_argument("--tls-port", type=int, default=0, help="HTTPS on TCP and HTTP/3 on UDP")
     p.add_argument("--http-port", type=int, default=0)
     p.add_argument("--echo-port", type=int, default=0)
+    p.add_argument("--alias", action="append", default=[], help="NAME=OTHER: a CNAME for the DNS")
+    p.add_argument("--hints", action="store_true", help="names have HTTPS records with their addresses")
     p.add_argument("--dns-port", type=int, default=0)
     p.add_argument("--dns-host", help="default: --host")
     p.add_argument("--name", action="append", default=[], help="NAME=ADDRESS[,ADDRESS] for the DNS")
@@ -283,7 +297,9 @@ async def main():
     https1 = await asyncio.start_server(on_connection, args.host, 0, ssl=only1)
     echo = udp_echo(args.host, args.echo_port)
     names = {k: v.split(",") for k, v in (n.split("=") for n in args.name)}
-    dns, _ = await loop.create_datagram_endpoint(lambda: Dns(names), (args.dns_host or args.host, args.dns_port))
+    aliases = [n.split("=") for n in args.alias]
+    names |= {name: names[other] for name, other in aliases}
+    dns, _ = await loop.create_datagram_endpoint(lambda: Dns(names, aliases, args.hints), (args.dns_host or args.host, args.dns_port))
     say(https=port, http=http.sockets[0].getsockname()[1], https1=https1.sockets[0].getsockname()[1],
         echo=echo, dns=dns.get_extra_info("sockname")[1])
     await asyncio.Event().wait()

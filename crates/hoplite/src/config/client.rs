@@ -8,12 +8,12 @@ use std::{
 use hoplite_crypto::Token;
 
 use hoplite_masque::Mode;
-use hoplite_mediator::Listen;
+use hoplite_mediator::{Listen, tun::config::DnsMode};
 use hoplite_onion::onion_service::ClientKeys;
 use hoplite_relay::config::Role;
 use hoplite_wire::{Host, forwarding::Transform, tor::AUTHORITIES};
 
-use self::takeover::{Exclude, Include};
+use self::takeover::{Dns, Exclude, Include};
 use super::{Document, directory};
 use crate::{
     say::{Complaint, Failure},
@@ -203,6 +203,7 @@ pub(super) fn complaints(config: &Config, document: &Document) -> Vec<Complaint>
     checker.issuers();
     checker.front_ends();
     checker.device();
+    checker.included_domains();
     checker.complaints
 }
 
@@ -513,6 +514,7 @@ impl Checker<'_> {
                 "takeover.include.addresses",
                 takeover.include.addresses.len(),
             ),
+            ("takeover.include.domains", takeover.include.domains.len()),
             ("takeover.include.users", takeover.include.users.len()),
         ];
         for (key, _) in lists
@@ -521,6 +523,34 @@ impl Checker<'_> {
         {
             let why = format!("expected at most {LONGEST_LIST}");
             self.add(key, why, "write larger ranges");
+        }
+    }
+
+    /// Where only some names are taken, all programs ask us, and are told addresses that stand for those names.
+    fn included_domains(&mut self) {
+        let takeover = &self.config.takeover;
+        if takeover.include.domains.is_empty() {
+            return;
+        }
+        let wrong = [
+            (
+                !takeover.include.users.is_empty(),
+                "a name is taken for all users, or for none",
+                "leave out takeover.include.users",
+            ),
+            (
+                takeover.dns == Dns::Off,
+                "names are told apart when they are asked for, and takeover.dns = \"off\" leaves that to others",
+                "leave out takeover.dns",
+            ),
+            (
+                self.config.dns.mode == DnsMode::Pessimistic,
+                "dns.mode = \"pessimistic\" tells programs real addresses, which do not say which name is meant",
+                "leave out dns.mode",
+            ),
+        ];
+        for (_, why, remedy) in wrong.into_iter().filter(|(is_so, ..)| *is_so) {
+            self.add("takeover.include.domains", why, remedy);
         }
     }
 

@@ -49,7 +49,7 @@ use crate::{
         ClientOverlay,
         service::{self, Prepared, Running},
     },
-    config::client::Client,
+    config::client::{Client, takeover::Domain},
     listed::{self, DirectoryCache, Keeper, Listed},
     process::{Recording, Signals},
     say::{Complaint, Failure},
@@ -594,11 +594,11 @@ impl Worker<'_> {
         config.device.addresses = self.addresses.clone();
         config.dns.resolvers.extend(answered);
         config.dns.onion_services = worker_overlay.carried.reaches_services();
-        let domains = client.takeover.exclude.domains.iter();
-        config
-            .dns
-            .elsewhere
-            .extend(domains.map(|domain| domain.name().clone()));
+        let takeover = &client.takeover;
+        let names = |domains: &[Domain]| domains.iter().map(|it| it.name().clone()).collect();
+        let excluded: Vec<_> = names(&takeover.exclude.domains);
+        config.dns.elsewhere.extend(excluded);
+        config.dns.only = names(&takeover.include.domains);
         let transparent = Transparent::new(config, Arc::clone(&worker_overlay.overlay), device);
         for (name, count) in self.counters.snapshot().all() {
             *self.before.entry(name.to_owned()).or_default() += count;

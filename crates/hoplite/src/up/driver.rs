@@ -16,6 +16,8 @@ use rustix::thread::{
     CapabilitySet, capabilities, configure_capability_in_ambient_set, set_capabilities,
 };
 
+use hoplite_wire::HostName;
+
 use super::{
     netlink::{self, Netlink},
     nftables::{self, Nftables, OwnedTable, Standing},
@@ -48,6 +50,8 @@ pub(crate) struct System {
     before: usize,
     /// What resolved would ask by other interfaces, had we not claimed it.
     claimed: Vec<String>,
+    /// The only domains that it asks us for, if not all.
+    only: Vec<HostName>,
 }
 
 /// What is left of what was taken.
@@ -80,6 +84,7 @@ impl System {
             index: None,
             before: 0,
             claimed: Vec::new(),
+            only: Vec::new(),
         })
     }
 
@@ -187,9 +192,13 @@ impl System {
                 let (name, addresses) = (&self.name, &self.addresses);
                 self.netlink.lead_into(name, families, addresses).await
             }
-            Step::Names(Way::Resolved, servers) => self.tell_resolved(servers),
-            Step::Names(Way::Replace, servers) => self.conf.replace(servers),
-            Step::Names(Way::Overwrite, servers) => self.conf.overwrite(servers),
+            Step::Names(Way::Resolved, servers, only) => self.tell_resolved(servers, only),
+            Step::Names(Way::Replace, servers, only) => {
+                self.conf.replace(servers, !only.is_empty())
+            }
+            Step::Names(Way::Overwrite, servers, only) => {
+                self.conf.overwrite(servers, !only.is_empty())
+            }
         }
     }
 
@@ -210,7 +219,7 @@ impl System {
             // They go with the interface.
             Step::Addresses(_) => Ok(()),
             Step::Routes(_) => self.netlink.unroute(false).await,
-            Step::Names(Way::Resolved, _) => self.revert_resolved(),
+            Step::Names(Way::Resolved, ..) => self.revert_resolved(),
             Step::Names(..) => self.conf.give_back(),
         }
     }
@@ -234,18 +243,26 @@ impl System {
         fs::remove_file(&self.changed)
     }
 
-    /// All names are asked for by our interface, whatever servers other interfaces have.
-    fn tell_resolved(&mut self, servers: &[IpAddr]) -> io::Result<()> {
+    /// All names are asked for by our interface, whatever servers other interfaces have, or those of `only`.
+    fn tell_resolved(&mut self, servers: &[IpAddr], only: &[HostName]) -> io::Result<()> {
+        self.only = only.to_vec();
         self.claimed = self.claimable();
         let name = self.name.as_str();
         let servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
         let mut dns = vec!["dns", name];
         dns.extend(servers.iter().map(String::as_str));
         run_program("resolvectl", &dns, "")?;
-        let mut domains = vec!["domain", name, "~."];
+        let only: Vec<String> = only.iter().map(|it| format!("~{}", it.as_str())).collect();
+        let (all, route) = if only.is_empty() {
+            (Some("~."), "yes")
+        } else {
+            (None, "no")
+        };
+        let mut domains = vec!["domain", name];
+        domains.extend(all.into_iter().chain(only.iter().map(String::as_str)));
         domains.extend(self.claimed.iter().map(String::as_str));
         run_program("resolvectl", &domains, "")?;
-        run_program("resolvectl", &["default-route", name, "yes"], "")?;
+        run_program("resolvectl", &["default-route", name, route], "")?;
         // We are on this machine, and our temporary addresses are nobody's to sign or to find in the neighbourhood.
         for setting in ["dnsovertls", "dnssec", "llmnr", "mdns"] {
             run_program("resolvectl", &[setting, name, "no"], "")?;
@@ -258,7 +275,15 @@ impl System {
     /// (systemd-resolved.service(8), "Protocols and routing"). So we have each as well.
     fn claimable(&self) -> Vec<String> {
         let told = run_program("resolvectl", &["domain"], "").unwrap_or_default();
-        resolv::routed(&told, &self.name)
+        let mut domains = resolv::routed(&told, &self.name);
+        let below = |domain: &String, one: &HostName| {
+            let rest = domain.strip_suffix(one.as_str());
+            rest.is_some_and(|rest| rest.ends_with('.'))
+        };
+        domains.retain(|domain| {
+            self.only.is_empty() || self.only.iter().any(|one| below(domain, one))
+        });
+        domains
     }
 
     /// Whether it leads other domains past us than we have claimed.

@@ -5,6 +5,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use hoplite_wire::HostName;
 use ipnet::IpNet;
 
 use super::nftables::{self, local_network};
@@ -55,6 +56,8 @@ pub(crate) struct Wanted {
     pub(crate) only_addresses: Vec<IpNet>,
     /// The only users whose programs are taken, if not empty.
     pub(crate) only_users: Vec<Users>,
+    /// The only names that are taken, if not empty: what stands for them is among the targets.
+    pub(crate) only_domains: Vec<HostName>,
 }
 
 /// What the machine has.
@@ -142,8 +145,8 @@ pub(crate) enum Step {
     Addresses(Vec<IpAddr>),
     /// The routes of our table that lead into it.
     Routes(Vec<Family>),
-    /// The way names are taken over, and who answers.
-    Names(Way, Vec<IpAddr>),
+    /// The way names are taken over, who answers, and the only names that are taken, if not all.
+    Names(Way, Vec<IpAddr>, Vec<HostName>),
 }
 
 /// A routing rule. Two are the same when all of it is.
@@ -195,12 +198,19 @@ impl Wanted {
         let (device, takeover) = (&config.device, &config.takeover);
         let (exclude, include) = (&takeover.exclude, &takeover.include);
         let pools = config.dns.pools();
+        let pools = vec![pools.ipv4.into(), pools.ipv6.into()];
+        let domains = include.domains.iter().map(|domain| domain.name().clone());
+        let only_domains: Vec<_> = domains.collect();
+        let mut only_addresses = include.addresses.clone();
+        if !only_domains.is_empty() {
+            only_addresses.extend(&pools);
+        }
         Self {
             name: device.name.clone(),
             mtu: device.mtu,
             addresses: device.addresses.clone(),
             resolvers: config.dns.resolvers.clone(),
-            pools: vec![pools.ipv4.into(), pools.ipv6.into()],
+            pools,
             block,
             no_firewall: false,
             dns: takeover.dns == Dns::Auto,
@@ -208,8 +218,9 @@ impl Wanted {
             past_addresses: exclude.addresses.clone(),
             past_users: exclude.users.clone(),
             past_cgroups: exclude.cgroups.clone(),
-            only_addresses: include.addresses.clone(),
+            only_addresses,
             only_users: include.users.clone(),
+            only_domains,
         }
     }
 }
@@ -218,7 +229,7 @@ impl Plan {
     /// How names are taken over, if they are.
     pub(crate) fn way(&self) -> Option<Way> {
         self.steps.iter().find_map(|step| match step {
-            Step::Names(way, _) => Some(*way),
+            Step::Names(way, ..) => Some(*way),
             _ => None,
         })
     }
@@ -254,7 +265,7 @@ impl Step {
             Self::Device(..) => "making the interface",
             Self::Addresses(_) => "giving the interface its addresses",
             Self::Routes(_) => "setting the routes into the interface",
-            Self::Names(Way::Resolved, _) => "telling systemd-resolved who resolves names",
+            Self::Names(Way::Resolved, ..) => "telling systemd-resolved who resolves names",
             Self::Names(..) => "changing /etc/resolv.conf",
         }
     }
@@ -469,7 +480,8 @@ fn warnings(wanted: &Wanted, facts: &Facts) -> Vec<String> {
 
 fn names(plan: &mut Plan, wanted: &Wanted, facts: &Facts) {
     // Whoever is not taken must not be told addresses that only we understand.
-    let is_partial = !wanted.only_users.is_empty() || !wanted.only_addresses.is_empty();
+    let by_others = !wanted.only_users.is_empty() || !wanted.only_addresses.is_empty();
+    let is_partial = by_others && wanted.only_domains.is_empty();
     let way = match facts.resolving {
         _ if is_partial => return answer(plan, facts),
         Resolving::Resolved => Way::Resolved,
@@ -478,7 +490,8 @@ fn names(plan: &mut Plan, wanted: &Wanted, facts: &Facts) {
         Resolving::ReadOnly => return answer(plan, facts),
     };
     let resolvers = facts.usable(&wanted.resolvers);
-    plan.steps.push(Step::Names(way, resolvers));
+    let only = wanted.only_domains.clone();
+    plan.steps.push(Step::Names(way, resolvers, only));
 }
 
 /// What is not changed is answered: all packets to those servers that are taken come to us.
@@ -502,8 +515,8 @@ pub(crate) fn remains() -> Vec<Step> {
         Step::Unreachable(both),
         Step::Rules(Vec::new()),
         Step::ReversePath,
-        Step::Names(Way::Replace, Vec::new()),
-        Step::Names(Way::Overwrite, Vec::new()),
+        Step::Names(Way::Replace, Vec::new(), Vec::new()),
+        Step::Names(Way::Overwrite, Vec::new(), Vec::new()),
     ]
 }
 
@@ -606,7 +619,7 @@ impl<M: Machine> Taken<M> {
         let mut first = Ok(());
         for step in &self.done {
             let is_due = match step {
-                Step::Device(..) | Step::Names(Way::Resolved, _) => gone,
+                Step::Device(..) | Step::Names(Way::Resolved, ..) => gone,
                 Step::Names(..) => false,
                 _ => true,
             };

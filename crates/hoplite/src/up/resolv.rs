@@ -78,33 +78,70 @@ impl ResolvConf {
 
     /// The servers that the system asks, or would without us.
     pub(super) fn servers(&self) -> Vec<SocketAddr> {
-        let kept = [&self.kept, &self.overwritten];
-        let kept = kept.into_iter().find(|path| path.exists());
-        let path = kept.filter(|_| self.is_ours()).unwrap_or(&self.path);
-        servers_of(&fs::read_to_string(path).unwrap_or_default())
+        servers_of(&fs::read_to_string(self.before()).unwrap_or_default())
     }
 
-    /// Puts ours in its place at one stroke; what stood there is kept, be it a link.
-    pub(super) fn replace(&self, servers: &[IpAddr]) -> io::Result<()> {
+    /// How names are looked up without us, but for whom is asked: search list and options.
+    fn habits(&self) -> String {
+        let text = fs::read_to_string(self.before()).unwrap_or_default();
+        let words = ["search", "domain", "options", "sortlist"];
+        let is_one = |line: &&str| {
+            let first = line.split_whitespace().next();
+            first.is_some_and(|first| words.contains(&first))
+        };
+        text.lines()
+            .filter(is_one)
+            .map(|line| format!("{line}\n"))
+            .collect()
+    }
+
+    /// The file that the system would have without us.
+    fn before(&self) -> &Path {
+        let kept = [&self.kept, &self.overwritten];
+        let kept = kept.into_iter().find(|path| path.exists());
+        kept.filter(|_| self.is_ours()).unwrap_or(&self.path)
+    }
+
+    /// Puts ours in its place at one stroke; what stood there is kept, be it a link. With the `same_habits` only whom to ask is new.
+    pub(super) fn replace(&self, servers: &[IpAddr], same_habits: bool) -> io::Result<()> {
+        let text = self.text(servers, same_habits);
         if !self.is_ours() && self.path.symlink_metadata().is_ok() {
             let aside = beside(&self.path, "hoplite-kept");
             duplicate(&self.path, &aside)?;
             rename(&aside, &self.kept)?;
         }
         let new = beside(&self.path, "hoplite-new");
-        write_new(&new, &text(servers))?;
+        write_new(&new, &text)?;
         rename(&new, &self.path)
     }
 
     /// Writes ours into it.
-    pub(super) fn overwrite(&self, servers: &[IpAddr]) -> io::Result<()> {
+    pub(super) fn overwrite(&self, servers: &[IpAddr], same_habits: bool) -> io::Result<()> {
+        let text = self.text(servers, same_habits);
         if !self.is_ours() {
             let old = fs::read(&self.path)?;
             let new = beside(&self.overwritten, "new");
             fs::write(&new, old)?;
             fs::rename(&new, &self.overwritten)?;
         }
-        fs::write(&self.path, text(servers))
+        fs::write(&self.path, text)
+    }
+
+    /// Where all names are ours there is no search list, not even the one that the system's own name would give: a name means the same in every
+    /// network.
+    fn text(&self, servers: &[IpAddr], same_habits: bool) -> String {
+        let lines = servers
+            .iter()
+            .map(|server| format!("nameserver {server}\n"));
+        let habits = if same_habits {
+            self.habits()
+        } else {
+            "search .\n".to_owned()
+        };
+        format!(
+            "{MARKER}\n{}{habits}options edns0\n",
+            lines.collect::<String>()
+        )
     }
 
     /// Gives the old one back. If somebody has written a new one meanwhile, that stays.
@@ -179,17 +216,6 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
-}
-
-/// No search list, not even the one that the system's own name would give: a name means the same in every network.
-fn text(servers: &[IpAddr]) -> String {
-    let lines = servers
-        .iter()
-        .map(|server| format!("nameserver {server}\n"));
-    format!(
-        "{MARKER}\n{}search .\noptions edns0\n",
-        lines.collect::<String>()
-    )
 }
 
 /// Domains that systemd-resolved has for one interface or another, or for all, as domains that only route: from what `resolvectl domain` tells.
@@ -279,10 +305,10 @@ mod tests {
     #[test]
     fn a_file_is_replaced_by_ours_and_given_back_without_a_trace() {
         let (directory, conf) = etc(Some("nameserver 192.0.2.1\n"));
-        conf.replace(&OURS).expect("replaced");
+        conf.replace(&OURS, false).expect("replaced");
         assert!(read(&conf).ends_with("nameserver 198.18.0.2\nsearch .\noptions edns0\n"));
         assert_eq!(conf.servers(), ["192.0.2.1:53".parse().expect("one")]);
-        conf.replace(&OURS).expect("replaced again");
+        conf.replace(&OURS, false).expect("replaced again");
         conf.give_back().expect("given back");
         assert_eq!(read(&conf), "nameserver 192.0.2.1\n");
         assert_eq!(names(&directory), ["resolv.conf", "run"]);
@@ -295,7 +321,7 @@ mod tests {
         let target = directory.path().join("target");
         fs::write(&target, "nameserver 192.0.2.1\n").expect("written");
         std::os::unix::fs::symlink("target", &conf.path).expect("linked");
-        conf.replace(&OURS).expect("replaced");
+        conf.replace(&OURS, false).expect("replaced");
         assert!(read(&conf).contains("198.18.0.2"));
         assert_eq!(
             fs::read_to_string(&target).expect("there"),
@@ -311,7 +337,7 @@ mod tests {
     #[test]
     fn where_there_was_none_there_is_none_again() {
         let (directory, conf) = etc(None);
-        conf.replace(&OURS).expect("made");
+        conf.replace(&OURS, false).expect("made");
         conf.give_back().expect("given back");
         assert_eq!(names(&directory), ["run"]);
     }
@@ -319,10 +345,10 @@ mod tests {
     #[test]
     fn one_that_somebody_wrote_meanwhile_becomes_the_one_to_give_back() {
         let (_directory, conf) = etc(Some("nameserver 192.0.2.1\n"));
-        conf.replace(&OURS).expect("replaced");
+        conf.replace(&OURS, false).expect("replaced");
         fs::write(&conf.path, "nameserver 192.0.2.9\n").expect("written");
         assert_eq!(conf.servers(), ["192.0.2.9:53".parse().expect("one")]);
-        conf.replace(&OURS).expect("replaced");
+        conf.replace(&OURS, false).expect("replaced");
         assert_eq!(conf.servers(), ["192.0.2.9:53".parse().expect("one")]);
         conf.give_back().expect("given back");
         assert_eq!(read(&conf), "nameserver 192.0.2.9\n");
@@ -331,10 +357,10 @@ mod tests {
     #[test]
     fn one_that_is_mounted_is_written_and_written_back() {
         let (directory, conf) = etc(Some("nameserver 192.0.2.1\n"));
-        conf.overwrite(&OURS).expect("written");
+        conf.overwrite(&OURS, false).expect("written");
         assert!(conf.is_ours());
         assert_eq!(conf.servers(), ["192.0.2.1:53".parse().expect("one")]);
-        conf.overwrite(&OURS).expect("written again");
+        conf.overwrite(&OURS, false).expect("written again");
         conf.give_back().expect("given back");
         assert_eq!(read(&conf), "nameserver 192.0.2.1\n");
         assert_eq!(names(&directory), ["resolv.conf", "run"]);
@@ -363,12 +389,26 @@ mod tests {
     }
 
     #[test]
+    fn where_only_some_names_are_taken_the_way_names_are_looked_up_stays() {
+        let before = "# a network's\nnameserver 192.0.2.1\nsearch lan\noptions ndots:2\n";
+        let (_directory, conf) = etc(Some(before));
+        for _ in 0..2 {
+            conf.replace(&OURS, true).expect("replaced");
+            let ends = "\nnameserver 198.18.0.2\nsearch lan\noptions ndots:2\noptions edns0\n";
+            assert!(read(&conf).ends_with(ends), "{}", read(&conf));
+        }
+        conf.give_back().expect("given back");
+        conf.overwrite(&OURS, true).expect("written");
+        assert!(read(&conf).contains("search lan\n"));
+    }
+
+    #[test]
     fn a_link_is_still_followed_for_servers_while_ours_stands_in_its_place() {
         let (directory, conf) = etc(None);
         let target = directory.path().join("target");
         fs::write(&target, "nameserver 192.0.2.1\n").expect("written");
         std::os::unix::fs::symlink("target", &conf.path).expect("linked");
-        conf.replace(&OURS).expect("replaced");
+        conf.replace(&OURS, false).expect("replaced");
         fs::write(&target, "nameserver 192.0.2.2\n").expect("written");
         assert_eq!(conf.servers(), ["192.0.2.2:53".parse().expect("one")]);
     }

@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::{plan::MARK, stocks::Elsewhere};
 use crate::{
     client::{self, ClientOverlay, Underlay},
-    config::client::{Client, Issuer, takeover::Domain},
+    config::client::{Client, Issuer, takeover::Domains},
     listed::Listed,
     process,
     say::Failure,
@@ -128,8 +128,8 @@ pub(super) fn split(
     carried: &ClientOverlay,
     names: &Arc<Remembering>,
 ) -> Arc<dyn Overlay> {
-    let domains = client.config.takeover.exclude.domains.clone();
-    if domains.is_empty() {
+    let domains = client.config.takeover.domains();
+    if domains.takes_all() {
         Arc::clone(&carried.overlay)
     } else {
         let relays = Arc::clone(&carried.overlay);
@@ -247,21 +247,17 @@ impl fmt::Debug for Remembering {
     }
 }
 
-/// What is asked for by an excluded name goes by the device's own marked sockets, the rest by the relays.
+/// What is asked for by a name that goes past goes by the device's own marked sockets, the rest by the relays.
 #[derive(Debug)]
 pub(crate) struct Split {
     relays: Arc<dyn Overlay>,
     names: Arc<Remembering>,
-    domains: Vec<Domain>,
+    domains: Domains,
 }
 
 impl Split {
-    /// Past the relays for these domains, asking whom `names` asks; `relays` for all others.
-    pub(crate) fn new(
-        relays: Arc<dyn Overlay>,
-        names: Arc<Remembering>,
-        domains: Vec<Domain>,
-    ) -> Self {
+    /// Past the relays where `domains` says so, asking whom `names` asks; `relays` for all others.
+    pub(crate) fn new(relays: Arc<dyn Overlay>, names: Arc<Remembering>, domains: Domains) -> Self {
         Self {
             relays,
             names,
@@ -274,8 +270,8 @@ impl Split {
     /// Private addresses are what an intranet's names have. But this process connects for whoever asks, and a name server could lead it to what serves
     /// this machine alone, as a user whom that may trust.
     fn past(&self, name: &str) -> Option<Direct> {
-        let is_excluded = self.domains.iter().any(|domain| domain.covers(name));
-        is_excluded.then(|| past(&self.names).guard(|ip, _| leaves_the_machine(ip)))
+        let goes_past = self.domains.goes_past(name);
+        goes_past.then(|| past(&self.names).guard(|ip, _| leaves_the_machine(ip)))
     }
 
     fn past_to(&self, target: &Target) -> Option<Direct> {
@@ -474,13 +470,18 @@ mod split_tests {
     use hoplite_wire::{HostName, dns::RecordType};
 
     use super::*;
+    use crate::config::client::takeover::Takeover;
+
+    fn domains(takeover: &str) -> Domains {
+        let takeover: Takeover = toml::from_str(takeover).expect("right");
+        takeover.domains()
+    }
 
     /// How often relays are asked when all there is to ask is asked about `name`.
-    async fn asked(name: &str) -> usize {
+    async fn asked(takeover: &str, name: &str) -> usize {
         let refusal = Error::new(ErrorKind::PathFailed, "testing");
         let relays = Arc::new(Double::failing(refusal));
-        let domains = vec!["invalid".parse().expect("a domain")];
-        let split = Split::new(Arc::clone(&relays) as _, Arc::default(), domains);
+        let split = Split::new(Arc::clone(&relays) as _, Arc::default(), domains(takeover));
         let (terms, name) = (Terms::default(), HostName::new(name).expect("a name"));
         let target = Target::new(Host::Name(name.clone()), 443).expect("a target");
         let question = Question::new(&name, RecordType::MX).message();
@@ -498,8 +499,16 @@ mod split_tests {
 
     #[tokio::test]
     async fn relays_hear_of_no_excluded_name_and_of_all_others() {
-        assert_eq!(asked("host.invalid").await, 0);
-        assert_eq!(asked("host.example").await, 5);
+        let excluded = "exclude.domains = [\"invalid\"]";
+        assert_eq!(asked(excluded, "host.invalid").await, 0);
+        assert_eq!(asked(excluded, "host.example").await, 5);
+    }
+
+    #[tokio::test]
+    async fn relays_hear_of_included_names_alone() {
+        let included = "include.domains = [\"example\"]";
+        assert_eq!(asked(included, "host.invalid").await, 0);
+        assert_eq!(asked(included, "host.example").await, 5);
     }
 
     #[tokio::test]
@@ -507,7 +516,7 @@ mod split_tests {
         let names = Arc::<Remembering>::default();
         let name = HostName::new("host.corp.example").expect("a name");
         let relays = Arc::new(Double::nothing());
-        let domains = vec!["corp.example".parse().expect("a domain")];
+        let domains = domains("exclude.domains = [\"corp.example\"]");
         let split = Split::new(relays, Arc::clone(&names), domains);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
         let listener = listener.expect("a socket");

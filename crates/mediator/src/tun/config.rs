@@ -278,6 +278,10 @@ pub struct Dns {
     /// Domains whose flows go another way than the overlay's path, local ones among them: they are asked for there.
     #[serde(deserialize_with = "hosts")]
     pub elsewhere: Vec<HostName>,
+    /// The domains that alone are taken, if not empty: names below others, or below a longer one of `elsewhere`, are asked for as they are, and
+    /// programs are told the real addresses. No key.
+    #[serde(skip)]
+    pub only: Vec<HostName>,
     /// Whether answers from the far end may name private and other special addresses.
     pub private: bool,
     /// Whether the overlay leads to onion services: names below `.onion` have temporary addresses, in both modes. No key.
@@ -314,6 +318,7 @@ impl Default for Dns {
             patience: Duration::from_secs(4),
             search: Vec::new(),
             elsewhere: Vec::new(),
+            only: Vec::new(),
             private: false,
             onion_services: false,
         }

@@ -14,6 +14,7 @@
 //! | HTTPS, SVCB | nothing, at once | what the far end answers |
 //! | PTR of a temporary address | the name | the name |
 //! | other types | what the far end answers | what the far end answers |
+//! | names that are not in `only`, where that is not empty | what the far end answers, whatever it is | |
 //! | names in `elsewhere` | as below a search domain, HTTPS nothing | the same |
 //! | A, AAAA of an onion service, where the overlay leads there | a temporary address, at once | the same |
 //! | … all other types, and names below `.onion` that are none | nothing; does not exist | the same |
@@ -120,11 +121,26 @@ pub(crate) struct ForwardedQuery {
 enum ReplyRule {
     /// The program gets it.
     PassOn,
+    /// The program gets it, whatever addresses it has.
+    LeaveAlone,
     /// If the name has addresses, a temporary one stands for them; while none is left the program gets the answer.
     Substitute,
     /// If the name has addresses, a temporary one stands for them; while none is left the query fails: a flow to a real address would go another
     /// way.
     SubstituteOnly,
+}
+
+/// Which way the flows to a name go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// The overlay's path, as every name's.
+    Relays,
+    /// The overlay's path, which was chosen for it.
+    Listed,
+    /// Another one, that the overlay knows.
+    Elsewhere,
+    /// Their own: programs open them without us.
+    LeftAlone,
 }
 
 /// What the rules for a question say.
@@ -198,7 +214,13 @@ impl Responder {
         let reply = match response {
             Ok(response) => match query.rule {
                 ReplyRule::PassOn => self.adopt(question, &response),
-                _ => self.substitute(query, &response, now),
+                ReplyRule::LeaveAlone => {
+                    let fine = |ip| !self.names.is_temporary(ip);
+                    question.adopt(&response, fine).ok()
+                }
+                ReplyRule::Substitute | ReplyRule::SubstituteOnly => {
+                    self.substitute(query, &response, now)
+                }
             },
             Err(error) => Some(question.failed(rcode(&error))),
         };
@@ -222,13 +244,14 @@ impl Responder {
                 Decision::Reply(missing(question))
             };
         }
-        if is_below_any(&text, &self.config.elsewhere) {
-            return self.elsewhere(question);
+        let way = self.way(&text);
+        match way {
+            Way::LeftAlone => return self.left_alone(question, &text, now),
+            Way::Elsewhere => return self.elsewhere(question),
+            Way::Relays | Way::Listed => {}
         }
-        if let Some(reply) = self
-            .reverse(question, now)
-            .or_else(|| special_answer(question, &text))
-        {
+        let special = || special_answer(question, &text).filter(|_| way == Way::Relays);
+        if let Some(reply) = self.reverse(question, now).or_else(special) {
             return Decision::Reply(reply);
         }
         match (self.config.mode, question.kind()) {
@@ -243,19 +266,58 @@ impl Responder {
         }
     }
 
+    /// Of `elsewhere` and `only` the longest domain decides that has the name.
+    fn way(&self, text: &str) -> Way {
+        let longest = |domains: &[HostName]| {
+            let above = domains.iter().map(HostName::as_str);
+            above
+                .filter(|domain| is_below(text, domain))
+                .map(str::len)
+                .max()
+        };
+        let (elsewhere, only) = (longest(&self.config.elsewhere), longest(&self.config.only));
+        match (self.config.only.is_empty(), elsewhere) {
+            (true, None) => Way::Relays,
+            (true, Some(_)) => Way::Elsewhere,
+            (false, _) if only.is_some() && only >= elsewhere => Way::Listed,
+            (false, _) => Way::LeftAlone,
+        }
+    }
+
+    /// What is asked for as if we were not there, but for what is found on this machine alone, and for ways to other resolvers, where names could not
+    /// be told apart.
+    fn left_alone(&self, question: &Question, text: &str, now: Instant) -> Decision {
+        let stays = is_localhost(text) || is_way_to_another_resolver(text);
+        let special = || special_answer(question, text).filter(|_| stays);
+        match self.reverse(question, now).or_else(special) {
+            Some(reply) => Decision::Reply(reply),
+            None => Decision::Forward(ReplyRule::LeaveAlone),
+        }
+    }
+
+    /// What a program gets of a name while no temporary address is left.
+    fn unsubstituted(&self, substitutes: ReplyRule) -> ReplyRule {
+        if self.config.only.is_empty() {
+            substitutes
+        } else {
+            // A flow to a real address would go past.
+            ReplyRule::SubstituteOnly
+        }
+    }
+
     fn optimistic(&self, question: &Question, text: &str, user: User, now: Instant) -> Decision {
         match question.name() {
             // Nobody can open a flow to such a name.
             None => Decision::Forward(ReplyRule::PassOn),
             Some(_) if is_below_any(text, &self.config.search) => {
-                Decision::Forward(ReplyRule::Substitute)
+                Decision::Forward(self.unsubstituted(ReplyRule::Substitute))
             }
             Some(name) if self.names.is_missing(&name, now) => {
                 Decision::Reply(question.nothing(Code::NO_NAME, NEGATIVE_TTL))
             }
             Some(name) => match self.temporary(question, &name, user, now) {
                 Some(reply) => Decision::Reply(reply),
-                None => Decision::Forward(ReplyRule::PassOn),
+                None => Decision::Forward(self.unsubstituted(ReplyRule::PassOn)),
             },
         }
     }
@@ -583,6 +645,14 @@ const IPV4_ONLY: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 0, 171)),
 ];
 
+/// Where programs learn whether they may ask a resolver of their own, and which.
+const CANARY: &str = "use-application-dns.net";
+const DISCOVERY: &str = "resolver.arpa";
+
+fn is_way_to_another_resolver(text: &str) -> bool {
+    text == CANARY || is_below(text, DISCOVERY)
+}
+
 /// The answer to a question about a special name: one that means something on this device or this network only, or that asking for would undo
 /// what the device is there for, whatever the mode.
 fn special_answer(question: &Question, text: &str) -> Option<Vec<u8>> {
@@ -595,11 +665,11 @@ fn special_answer(question: &Question, text: &str) -> Option<Vec<u8>> {
         // (RFC 8375), of a private network (.internal and its elders), and those of onion services (RFC 7686 §2 no. 4).
         _ if is_local_name(text) => Some(missing(question)),
         // Firefox asks whether it may take its own resolver: then names would be looked up twice, and not travel.
-        "use-application-dns.net" => Some(missing(question)),
+        CANARY => Some(missing(question)),
         // "resolvers […] MUST […] answer queries" for it themselves (RFC 8880 §7.1); there is no NAT64 behind this device.
         "ipv4only.arpa" => Some(addresses(question, &IPV4_ONLY)),
         // Nobody finds another resolver by way of this one: NODATA (RFC 9462 §6.4).
-        _ if is_below(text, "resolver.arpa") => Some(question.nothing(Code::NO_ERROR, SPECIAL_TTL)),
+        _ if is_below(text, DISCOVERY) => Some(question.nothing(Code::NO_ERROR, SPECIAL_TTL)),
         // The one label of a search: it means nothing outside, and a relay must not learn what it means here.
         _ if !text.contains('.') && asks_for_host(question) => Some(missing(question)),
         _ => reverse(question),

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use hoplite_wire::HostName;
+use hoplite_wire::{HostName, special::is_onion_name};
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
@@ -62,14 +62,23 @@ pub(crate) struct Exclude {
     pub(crate) cgroups: Vec<Cgroup>,
 }
 
-/// What alone is taken. Both lists must agree, where both are given.
+/// What alone is taken. Addresses and users must agree, where both are given.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Include {
-    /// Targets; all if empty.
+    /// Targets; all if empty and no domains are given.
     pub(crate) addresses: Vec<IpNet>,
+    /// Names and all below them, beside those targets.
+    pub(crate) domains: Vec<Domain>,
     /// Programs of these users; everybody's if empty.
     pub(crate) users: Vec<Users>,
+}
+
+/// Which names go by the relays: all, or some.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Domains {
+    excluded: Vec<Domain>,
+    included: Vec<Domain>,
 }
 
 /// A range of user ids: `1000` or `"1000-1999"`.
@@ -88,6 +97,38 @@ pub(crate) struct Cgroup(String);
 /// A name and all below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Domain(HostName);
+
+impl Takeover {
+    /// What it says of names.
+    pub(crate) fn domains(&self) -> Domains {
+        Domains {
+            excluded: self.exclude.domains.clone(),
+            included: self.include.domains.clone(),
+        }
+    }
+}
+
+impl Domains {
+    /// Whether every name goes by the relays.
+    pub(crate) fn takes_all(&self) -> bool {
+        self.excluded.is_empty() && self.included.is_empty()
+    }
+
+    /// Whether `name` goes past the relays: the longest domain decides that covers it. Names of onion services mean nothing to any network
+    /// (RFC 7686 §2).
+    pub(crate) fn goes_past(&self, name: &str) -> bool {
+        let longest = |domains: &[Domain]| {
+            let covers = domains.iter().filter(|domain| domain.covers(name));
+            covers.map(|domain| domain.0.as_str().len()).max()
+        };
+        match (longest(&self.excluded), longest(&self.included)) {
+            _ if is_onion_name(name) => false,
+            (excluded, Some(included)) => excluded > Some(included),
+            (Some(_), None) => true,
+            (None, None) => !self.included.is_empty(),
+        }
+    }
+}
 
 impl Cgroup {
     /// Its path, without a slash at either end.
@@ -229,6 +270,28 @@ mod tests {
         assert_eq!((group.path(), group.level()), ("user.slice/a@1.service", 2));
         for wrong in ["", "/", "a//b", "../a", "a\" accept #", "a b", "a\nb"] {
             assert!(wrong.parse::<Cgroup>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_longest_domain_says_which_way_a_name_goes() {
+        let past = |text: &str| {
+            let domains = read(text).expect("right").domains();
+            move |name: &str| domains.goes_past(name)
+        };
+        let excluded = past("exclude.domains = [\"corp.example\"]");
+        assert!(excluded("a.corp.example") && !excluded("example"));
+        let included = past("include.domains = [\"corp.example\"]");
+        assert!(!included("A.Corp.Example.") && included("example") && included("notcorp.example"));
+        let both = "exclude.domains = [\"corp.example\", \"b.a.corp.example\"]\ninclude.domains = [\"a.corp.example\"]";
+        let both = past(both);
+        assert!(!both("a.corp.example") && !both("c.a.corp.example"));
+        assert!(both("b.a.corp.example") && both("corp.example") && both("example"));
+        for text in [
+            "exclude.domains = [\"onion\"]",
+            "include.domains = [\"example\"]",
+        ] {
+            assert!(!past(text)("abc.onion"), "no network knows it");
         }
     }
 

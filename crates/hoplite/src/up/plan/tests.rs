@@ -21,6 +21,7 @@ fn wanted(block: bool) -> Wanted {
         past_cgroups: Vec::new(),
         only_addresses: Vec::new(),
         only_users: Vec::new(),
+        only_domains: Vec::new(),
     }
 }
 
@@ -110,6 +111,34 @@ fn where_only_some_is_taken_the_others_keep_their_name_servers() {
             .any(|step| matches!(step, Step::Names(..)))
     );
     assert_eq!(plan.answered, [server.ip()]);
+}
+
+#[test]
+fn where_only_some_names_are_taken_all_programs_ask_us() {
+    let config: Config = toml::from_str(
+        "path = []\n[takeover.include]\ndomains = [\"corp.example\"]\naddresses = [\"192.0.2.0/24\"]",
+    )
+    .expect("a file");
+    let wanted = Wanted::from_config(&config, true);
+    let plan = plan(&wanted, &facts(true));
+    assert_eq!(plan.way(), Some(Way::Replace));
+    let names = plan.steps.iter().find_map(|step| match step {
+        Step::Names(_, _, only) => Some(only.clone()),
+        _ => None,
+    });
+    assert_eq!(names, Some(wanted.only_domains.clone()));
+    let rules = rules_of(&plan);
+    let taken = rules.iter().filter(|rule| rule.table == Some(TABLE));
+    let mut taken: Vec<_> = taken.filter_map(|rule| rule.to).collect();
+    taken.sort_unstable();
+    taken.dedup();
+    let mut expected = [
+        &wanted.pools[..],
+        &["192.0.2.0/24".parse().expect("a network")],
+    ]
+    .concat();
+    expected.sort_unstable();
+    assert_eq!(taken, expected, "and nothing else");
 }
 
 #[test]

@@ -394,6 +394,74 @@ async fn names_that_go_another_way_are_asked_for_and_keep_their_meaning() {
     }
 }
 
+/// One that takes names below these domains alone.
+fn only_resolver(text: &str, only: &[&str]) -> TestResolver {
+    let mut config: config::Dns = toml::from_str(text).expect("parses");
+    config.only = only.iter().map(|name| host(name)).collect();
+    configured(&config, BOTH)
+}
+
+#[tokio::test]
+async fn where_only_some_names_are_taken_the_others_are_told_as_they_are() {
+    use RecordType::{A, AAAA, HTTPS, SVCB, TXT};
+    let elsewhere = "elsewhere = [\"out.corp.example\"]";
+    let resolver = only_resolver(elsewhere, &["corp.example", "internal"]);
+    for name in ["corp.example", "a.Corp.example", "db.internal"] {
+        for kind in [A, AAAA] {
+            let ip = resolver.address(name, kind).await;
+            assert_eq!(resolver.meaning(ip), means(&name.to_lowercase()));
+        }
+        assert_eq!(resolver.ask(name, HTTPS).await, Told::Nothing, "{name}");
+    }
+    assert_eq!(resolver.far.asked(), [""; 0], "nobody was asked");
+    let inside = "192.168.1.1".parse().expect("an address");
+    for (name, there) in [
+        ("a.example", THERE),
+        ("notcorp.example", THERE),
+        ("a.out.corp.example", THERE),
+        ("inside.lan", inside),
+        ("printer", THERE),
+        ("nas.home.arpa", THERE),
+    ] {
+        let told = resolver.ask(name, A).await;
+        assert_eq!(told, Told::Addresses(vec![there]), "{name}");
+        resolver.ask(name, HTTPS).await;
+    }
+    assert_eq!(resolver.far.asked().len(), 12, "each as it is");
+    assert_eq!(resolver.ask("no.example", A).await, Told::Missing);
+    assert_eq!(resolver.ask("pool.example", A).await, Told::Refused, "ours");
+    // Where these would lead, names could not be told apart.
+    let asked = resolver.far.asked().len();
+    assert_eq!(
+        resolver.ask("use-application-dns.net", A).await,
+        Told::Missing
+    );
+    assert_eq!(
+        resolver.ask("_dns.resolver.arpa", SVCB).await,
+        Told::Nothing
+    );
+    assert_eq!(resolver.ask("abc.onion", TXT).await, Told::Missing);
+    let loopback = Told::Addresses(vec!["127.0.0.1".parse().expect("an address")]);
+    assert_eq!(resolver.ask("localhost", A).await, loopback);
+    assert_eq!(resolver.far.asked().len(), asked);
+}
+
+/// Its flow would go past.
+#[tokio::test]
+async fn no_name_that_alone_is_taken_has_a_real_address_where_no_temporary_one_is_left() {
+    let text = "names = 1\nsearch = [\"lab.corp.example\"]";
+    let resolver = only_resolver(text, &["corp.example"]);
+    let ip = resolver.address("a.corp.example", RecordType::A).await;
+    let _flow = resolver.names.hold(ip, Instant::now()).expect("a name");
+    for name in ["b.corp.example", "c.lab.corp.example"] {
+        assert_eq!(
+            resolver.ask(name, RecordType::A).await,
+            Told::Failed,
+            "{name}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn pessimistic_mode_tells_what_the_far_end_answers() {
     let resolver = resolver_with(BOTH, "mode = \"pessimistic\"");
