@@ -21,7 +21,7 @@ from device_browser import browser
 from device_circuits import circuits
 from device_modes import modes, sleep
 from device_storms import storms
-from netns import Capture, packets
+from netns import RELAY_PORT, Capture, packets
 from servers import payload
 
 FLOWS = int(os.environ.get("HOPLITE_DEVICE_FLOWS", 1000))
@@ -437,6 +437,7 @@ def choices(session):
             session.state(name, but)
         session.downs(name)
     included_domain(session)
+    route(session)
     opening(session)
     local_network(session)
     excluded_group(session)
@@ -473,6 +474,23 @@ def included_domain(session):
     checks.check(f"{name}: … and an address is", seen in own, seen)
     session.downs(name)
     checks.attempt(f"{name}: after down it is reached by itself", lambda: session.seen_as("http://target6.test") == device.v6)
+
+
+def route(session):
+    """The names of one domain take another path: programs are seen as its last relay there, and as the first path's everywhere else."""
+    name, lab, checks = "route", session.lab, session.checks
+    first, second = lab.relays[:2]
+    extra = f'\n[[route]]\ndomains = ["target6.test"]\npath = ["{second.name}"]\n'
+    extra += f'\n[[relay]]\nname = "{second.name}"\naddress = "{second.v4}:{RELAY_PORT}"\npin = "{lab.leaves[second.name].pin}"\n'
+    if not session.ups(name, 1, extra):
+        return
+    session.watch.since()
+    for host, relay in (("target6.test", second.v6), ("deep.target6.test", second.v6), ("alias.target6.test", second.v4),
+                        ("target.test", first.v4), ("alias.test", first.v6), (f"[{session.target.v6}]", first.v6)):
+        seen = session.seen_as(f"http://{host}")
+        checks.check(f"{name}: {host} is seen as the relay of its path", seen == relay, f"{seen}, expected {relay}")
+    session.state(name, (second.v4,))
+    session.downs(name)
 
 
 def opening(session):

@@ -14,7 +14,7 @@ use hoplite_wire::tuning::Agreed;
 use tracing::{info, warn};
 
 use crate::{
-    config::client::{self, Client, OverlayChoice},
+    config::client::{self, Client, OverlayChoice, takeover::longest},
     listed::{self, Listed},
     measure::testbed::{self, Ready},
     process::{self, Asked, Signals},
@@ -23,10 +23,12 @@ use crate::{
     up::control::Socket,
     wallet::{self, Wallets},
 };
+pub(crate) use by_name::ByName;
 use onion::{Circuits, ServiceParts};
 pub(crate) use onion::{dialer_of_circuits, relay_of_list};
 use service::{Prepared, Running};
 
+mod by_name;
 mod onion;
 pub(crate) mod service;
 mod service_directory;
@@ -172,6 +174,8 @@ fn baseline() -> Config {
 pub(crate) struct ClientOverlay {
     pub(crate) overlay: Arc<dyn Overlay>,
     parts: OverlayParts,
+    /// Other paths, that some names take.
+    routes: Vec<Self>,
 }
 
 /// What an overlay is made of.
@@ -216,18 +220,23 @@ impl ClientOverlay {
         Self {
             overlay: Arc::new(underlay.flows.clone()),
             parts: OverlayParts::Hops(Arc::new(Vec::new)),
+            routes: Vec::new(),
         }
     }
 
     fn by_circuits(overlay: Arc<dyn Overlay>, circuits: Circuits) -> Self {
-        let parts = OverlayParts::Circuits(circuits);
-        Self { overlay, parts }
+        Self {
+            overlay,
+            parts: OverlayParts::Circuits(circuits),
+            routes: Vec::new(),
+        }
     }
 
     fn by(path: masque::Path) -> Self {
         Self {
             overlay: Arc::new(path.clone()),
             parts: OverlayParts::Hops(Arc::new(move || path.hops().to_vec())),
+            routes: Vec::new(),
         }
     }
 
@@ -235,6 +244,7 @@ impl ClientOverlay {
         Self {
             overlay: paths.clone(),
             parts: OverlayParts::Hops(Arc::new(move || paths.current().hops().to_vec())),
+            routes: Vec::new(),
         }
     }
 
@@ -294,6 +304,7 @@ impl ClientOverlay {
 
     /// The device's network may have changed: the path is looked at soon.
     pub(crate) fn network_changed(&self) {
+        self.routes.iter().for_each(Self::network_changed);
         match &self.parts {
             OverlayParts::Hops(hops) => hops().iter().for_each(Hop::network_changed),
             OverlayParts::Circuits(circuits) => circuits.network_changed(),
@@ -307,12 +318,13 @@ impl ClientOverlay {
         }
     }
 
-    /// Says in the log how the path did.
+    /// Says in the log how the paths did.
     pub(crate) fn tell(&self) {
         match &self.parts {
             OverlayParts::Hops(hops) => tell_hops(&hops()),
             OverlayParts::Circuits(circuits) => circuits.tell(),
         }
+        self.routes.iter().for_each(Self::tell);
     }
 }
 
@@ -340,11 +352,43 @@ pub(crate) fn overlay_of(
     watch: Option<Arc<dyn Watch>>,
     underlay: &Underlay,
 ) -> Result<ClientOverlay, Failure> {
-    match client.config.overlay {
+    let carried = match client.config.overlay {
         OverlayChoice::Direct => Ok(ClientOverlay::without_relays(underlay)),
         OverlayChoice::Masque => over_relays(client, listed, watch, underlay),
         OverlayChoice::Onion => onion::over_circuits(client, listed, watch, underlay),
+    }?;
+    with_routes(carried, client, underlay)
+}
+
+/// Each route of the file has a path of its own, over connections of its own. Its names take that path or none.
+fn with_routes(
+    mut carried: ClientOverlay,
+    client: &Client,
+    underlay: &Underlay,
+) -> Result<ClientOverlay, Failure> {
+    let routes = &client.config.route;
+    if routes.is_empty() {
+        return Ok(carried);
     }
+    for route in routes {
+        let mut client = client.clone();
+        client.config.path.clone_from(&route.path);
+        client.config.hops = route.hops;
+        let path = over_relays(&client, None, None, underlay)?;
+        carried.routes.push(path);
+    }
+    let domains: Vec<_> = routes.iter().map(|route| route.domains.clone()).collect();
+    let paths = carried.routes.iter().map(|path| Arc::clone(&path.overlay));
+    let paths: Vec<_> = domains.into_iter().zip(paths).collect();
+    let others = carried.overlay;
+    carried.overlay = Arc::new(ByName::new(others, move |name| {
+        let fit = paths
+            .iter()
+            .filter_map(|(domains, path)| Some((longest(domains, name)?, path)));
+        fit.max_by_key(|(length, _)| *length)
+            .map(|(_, path)| Arc::clone(path))
+    }));
+    Ok(carried)
 }
 
 /// The relays of the file: the path that it gives, or one that is chosen and replaced when it fails.

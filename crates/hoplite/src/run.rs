@@ -38,7 +38,7 @@ use tracing::warn;
 
 use crate::{
     client::{self, ClientOverlay, Underlay},
-    config::client::{self as config, Client},
+    config::client::{self as config, Client, takeover::Takeover},
     listed, process,
     say::{self, Failure},
     up::{Channel, Netlink, channel_pair, probe_failure, until_it_flows},
@@ -134,7 +134,10 @@ async fn carry(
     (channel, program): (&Channel, Program),
     recording: &process::Recording,
 ) -> Result<ExitCode, Failure> {
+    // Nothing goes past from here.
+    client.config.takeover = Takeover::default();
     let mut config = client.config.transparent();
+    client.config.ways_of_names(&mut config.dns);
     tell(
         channel,
         &ToProgram::Device {

@@ -8,12 +8,12 @@ use std::{
 use hoplite_crypto::Token;
 
 use hoplite_masque::Mode;
-use hoplite_mediator::{Listen, tun::config::DnsMode};
+use hoplite_mediator::Listen;
 use hoplite_onion::onion_service::ClientKeys;
 use hoplite_relay::config::Role;
 use hoplite_wire::{Host, forwarding::Transform, tor::AUTHORITIES};
 
-use self::takeover::{Dns, Exclude, Include};
+use self::takeover::{Dns, Domain, Exclude, Include};
 use super::{Document, directory};
 use crate::{
     say::{Complaint, Failure},
@@ -172,6 +172,8 @@ struct Checker<'a> {
     config: &'a Config,
     document: &'a Document,
     complaints: Vec<Complaint>,
+    /// What stands before each key.
+    table: String,
 }
 
 /// Everything that is wrong.
@@ -180,6 +182,7 @@ pub(super) fn complaints(config: &Config, document: &Document) -> Vec<Complaint>
         config,
         document,
         complaints: Vec::new(),
+        table: String::new(),
     };
     if config.is_direct() {
         checker.no_relays();
@@ -193,6 +196,7 @@ pub(super) fn complaints(config: &Config, document: &Document) -> Vec<Complaint>
         checker.pins();
         checker.choice();
     }
+    checker.routes();
     if config.is_onion() {
         checker.circuits();
     }
@@ -209,7 +213,8 @@ pub(super) fn complaints(config: &Config, document: &Document) -> Vec<Complaint>
 
 impl Checker<'_> {
     fn add(&mut self, key: &str, why: impl std::fmt::Display, remedy: &str) {
-        let complaint = self.document.complain(key, why, remedy);
+        let key = format!("{}{key}", self.table);
+        let complaint = self.document.complain(&key, why, remedy);
         self.complaints.push(complaint);
     }
 
@@ -526,6 +531,46 @@ impl Checker<'_> {
         }
     }
 
+    /// Each is a path like that of the file.
+    fn routes(&mut self) {
+        for (i, route) in self.config.route.iter().enumerate() {
+            let table = format!("route[{i}].");
+            if self.config.overlay != OverlayChoice::Masque || self.config.directory.is_some() {
+                let why = "other paths are tunnels over relays of this file";
+                let remedy = "remove it, or remove `overlay` and [directory] and name the relays";
+                self.add(&format!("{table}domains"), why, remedy);
+                continue;
+            }
+            if route.domains.is_empty() {
+                let why = "no name takes this path";
+                self.add(&format!("{table}domains"), why, "name the domains that do");
+            }
+            let before = self.config.route.iter().take(i);
+            let twice =
+                |domain: &&Domain| before.clone().any(|other| other.domains.contains(domain));
+            if let Some(domain) = route.domains.iter().find(twice) {
+                let why = format!("another path has {:?} already", domain.name().as_str());
+                self.add(&format!("{table}domains"), why, "keep it in one of them");
+            }
+            let config = Config {
+                path: route.path.clone(),
+                hops: route.hops,
+                ..self.config.clone()
+            };
+            let mut checker = Checker {
+                config: &config,
+                document: self.document,
+                complaints: Vec::new(),
+                table,
+            };
+            checker.length();
+            checker.path();
+            checker.pins();
+            checker.choice();
+            self.complaints.extend(checker.complaints);
+        }
+    }
+
     /// Where only some names are taken, all programs ask us, and are told addresses that stand for those names.
     fn included_domains(&mut self) {
         let takeover = &self.config.takeover;
@@ -542,11 +587,6 @@ impl Checker<'_> {
                 takeover.dns == Dns::Off,
                 "names are told apart when they are asked for, and takeover.dns = \"off\" leaves that to others",
                 "leave out takeover.dns",
-            ),
-            (
-                self.config.dns.mode == DnsMode::Pessimistic,
-                "dns.mode = \"pessimistic\" tells programs real addresses, which do not say which name is meant",
-                "leave out dns.mode",
             ),
         ];
         for (_, why, remedy) in wrong.into_iter().filter(|(is_so, ..)| *is_so) {

@@ -333,6 +333,64 @@ fn a_path_has_one_to_four_different_relays() {
 }
 
 #[test]
+fn another_path_is_checked_as_the_first_one_is() {
+    let with = |route: &str| format!("{}\n[[route]]\n{route}\n", two_relays("path = [\"a\"]"));
+    let right = with("domains = [\"example.org\"]\npath = [\"b\"]");
+    client::read(&document(&right).expect("TOML")).expect("right");
+    for (route, expected) in [
+        (
+            "path = [\"b\"]",
+            "route[0].domains: no name takes this path: name the domains that do",
+        ),
+        (
+            "domains = [\"example.org\"]\npath = [\"c\"]",
+            "route[0].path[0]: no [[relay]] has the name \"c\"",
+        ),
+        (
+            "domains = [\"example.org\"]",
+            "route[0].path: neither `path` nor `hops` is given",
+        ),
+        (
+            "domains = [\"example.org\"]\nhops = 9",
+            "route[0].hops: expected 1 to 4, found 9",
+        ),
+    ] {
+        let error = client_error(&with(route));
+        assert!(error.contains(expected), "{error}");
+    }
+    let twice = format!("{right}[[route]]\ndomains = [\"example.org\"]\nhops = 1\n");
+    let error = client_error(&twice);
+    assert!(
+        error.contains("route[1].domains: another path has \"example.org\" already"),
+        "{error}"
+    );
+    let circuits = right.replace("path = [\"a\"]", "path = [\"a\"]\noverlay = \"onion\"");
+    let error = client_error(&circuits);
+    assert!(
+        error.contains("route[0].domains: other paths are tunnels over relays of this file"),
+        "{error}"
+    );
+}
+
+#[test]
+fn only_some_names_are_taken_for_all_users_and_where_we_are_asked() {
+    let with = |takeover: &str| format!("{}[takeover]\n{takeover}\n", two_relays("path = [\"a\"]"));
+    let domains = "include.domains = [\"example.org\"]";
+    let error = client_error(&with(&format!(
+        "{domains}\ninclude.users = [7]\ndns = \"off\""
+    )));
+    assert!(
+        error.contains("takeover.include.domains: a name is taken for all users, or for none"),
+        "{error}"
+    );
+    assert!(
+        error.contains("takeover.dns = \"off\" leaves that to others"),
+        "{error}"
+    );
+    client::read(&document(&with(domains)).expect("TOML")).expect("right");
+}
+
+#[test]
 fn more_hops_than_relays_are_refused() {
     let error = client_error(&two_relays("hops = 3"));
     assert!(

@@ -49,7 +49,7 @@ use crate::{
         ClientOverlay,
         service::{self, Prepared, Running},
     },
-    config::client::{Client, takeover::Domain},
+    config::client::Client,
     listed::{self, DirectoryCache, Keeper, Listed},
     process::{Recording, Signals},
     say::{Complaint, Failure},
@@ -594,11 +594,10 @@ impl Worker<'_> {
         config.device.addresses = self.addresses.clone();
         config.dns.resolvers.extend(answered);
         config.dns.onion_services = worker_overlay.carried.reaches_services();
-        let takeover = &client.takeover;
-        let names = |domains: &[Domain]| domains.iter().map(|it| it.name().clone()).collect();
-        let excluded: Vec<_> = names(&takeover.exclude.domains);
+        let excluded = client.takeover.exclude.domains.iter();
+        let excluded = excluded.map(|domain| domain.name().clone());
         config.dns.elsewhere.extend(excluded);
-        config.dns.only = names(&takeover.include.domains);
+        client.ways_of_names(&mut config.dns);
         let transparent = Transparent::new(config, Arc::clone(&worker_overlay.overlay), device);
         for (name, count) in self.counters.snapshot().all() {
             *self.before.entry(name.to_owned()).or_default() += count;

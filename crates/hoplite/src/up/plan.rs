@@ -12,7 +12,7 @@ use super::nftables::{self, local_network};
 use crate::{
     config::client::{
         Config,
-        takeover::{Cgroup, Dns, Users},
+        takeover::{Cgroup, Dns, Domains, Users},
     },
     say::Complaint,
 };
@@ -199,8 +199,7 @@ impl Wanted {
         let (exclude, include) = (&takeover.exclude, &takeover.include);
         let pools = config.dns.pools();
         let pools = vec![pools.ipv4.into(), pools.ipv6.into()];
-        let domains = include.domains.iter().map(|domain| domain.name().clone());
-        let only_domains: Vec<_> = domains.collect();
+        let only_domains = Domains::of(config).only().unwrap_or_default();
         let mut only_addresses = include.addresses.clone();
         if !only_domains.is_empty() {
             only_addresses.extend(&pools);

@@ -12,20 +12,16 @@ use std::{
 
 use futures_util::future::join_all;
 use hoplite_overlay::{
-    Datagrams, Direct, Error, ErrorKind, Opening, Overlay, Packets, Reason, Stream, Terms,
+    Direct, Error, ErrorKind, Opening, Overlay, Reason, Terms,
     direct::{Resolver, resolver::special},
 };
-use hoplite_wire::{
-    Host, HostName, Target,
-    connect_ip::{Scope, ScopeTarget},
-    dns::Question,
-};
+use hoplite_wire::{Host, HostName, Target};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{plan::MARK, stocks::Elsewhere};
 use crate::{
-    client::{self, ClientOverlay, Underlay},
+    client::{self, ByName, ClientOverlay, Underlay},
     config::client::{Client, Issuer, takeover::Domains},
     listed::Listed,
     process,
@@ -67,8 +63,9 @@ async fn learn(names: &Remembering, name: HostName) {
 /// Those of the relays that may be the first of a path and are given by name.
 fn first_relays(client: &Client) -> Vec<HostName> {
     let config = &client.config;
-    let first = config.path.first();
-    let may_be_first = |name: &String| first.is_none_or(|first| first == name);
+    let routes = config.route.iter().map(|route| route.path.first());
+    let first: Vec<_> = std::iter::once(config.path.first()).chain(routes).collect();
+    let may_be_first = |name: &String| first.iter().any(|one| one.is_none_or(|one| one == name));
     let relays = config
         .relay
         .iter()
@@ -128,12 +125,12 @@ pub(super) fn split(
     carried: &ClientOverlay,
     names: &Arc<Remembering>,
 ) -> Arc<dyn Overlay> {
-    let domains = client.config.takeover.domains();
+    let domains = Domains::of(&client.config);
     if domains.takes_all() {
         Arc::clone(&carried.overlay)
     } else {
         let relays = Arc::clone(&carried.overlay);
-        Arc::new(Split::new(relays, Arc::clone(names), domains))
+        Arc::new(split_off(relays, Arc::clone(names), domains))
     }
 }
 
@@ -247,39 +244,17 @@ impl fmt::Debug for Remembering {
     }
 }
 
-/// What is asked for by a name that goes past goes by the device's own marked sockets, the rest by the relays.
-#[derive(Debug)]
-pub(crate) struct Split {
-    relays: Arc<dyn Overlay>,
-    names: Arc<Remembering>,
-    domains: Domains,
-}
-
-impl Split {
-    /// Past the relays where `domains` says so, asking whom `names` asks; `relays` for all others.
-    pub(crate) fn new(relays: Arc<dyn Overlay>, names: Arc<Remembering>, domains: Domains) -> Self {
-        Self {
-            relays,
-            names,
-            domains,
-        }
-    }
-
-    /// The way past, if `name` takes it. Made anew each time: the network's name servers may have changed.
-    ///
-    /// Private addresses are what an intranet's names have. But this process connects for whoever asks, and a name server could lead it to what serves
-    /// this machine alone, as a user whom that may trust.
-    fn past(&self, name: &str) -> Option<Direct> {
-        let goes_past = self.domains.goes_past(name);
-        goes_past.then(|| past(&self.names).guard(|ip, _| leaves_the_machine(ip)))
-    }
-
-    fn past_to(&self, target: &Target) -> Option<Direct> {
-        match &target.host {
-            Host::Name(name) => self.past(name.as_str()),
-            Host::Ip(_) => None,
-        }
-    }
+/// `relays`, but for names that go past them where `domains` says so: by the device's own marked sockets, asking whom `names` asks. The way past is
+/// made anew each time: the network's name servers may have changed.
+///
+/// Private addresses are what an intranet's names have. But this process connects for whoever asks, and a name server could lead it to what serves
+/// this machine alone, as a user whom that may trust.
+fn split_off(relays: Arc<dyn Overlay>, names: Arc<Remembering>, domains: Domains) -> ByName {
+    ByName::new(relays, move |name| {
+        let way_past = || past(&names).guard(|ip, _| leaves_the_machine(ip));
+        let goes_past = domains.goes_past(name);
+        goes_past.then(|| Arc::new(way_past()) as Arc<dyn Overlay>)
+    })
 }
 
 fn leaves_the_machine(ip: IpAddr) -> Result<(), Reason> {
@@ -295,56 +270,6 @@ fn leaves_the_machine(ip: IpAddr) -> Result<(), Reason> {
 pub(crate) fn past(names: &Arc<Remembering>) -> Direct {
     let direct = Direct::new().mark(MARK).name_servers(&names.servers());
     direct.resolver(Arc::clone(names) as _)
-}
-
-impl Overlay for Split {
-    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
-        match self.past_to(target) {
-            Some(past) => Box::pin(async move { past.open_stream(target, terms).await }),
-            None => self.relays.open_stream(target, terms),
-        }
-    }
-
-    fn open_datagrams<'a>(
-        &'a self,
-        target: &'a Target,
-        terms: &'a Terms,
-    ) -> Opening<'a, Box<dyn Datagrams>> {
-        match self.past_to(target) {
-            Some(past) => Box::pin(async move { past.open_datagrams(target, terms).await }),
-            None => self.relays.open_datagrams(target, terms),
-        }
-    }
-
-    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
-        match self.past(name) {
-            Some(past) => Box::pin(async move { past.resolve(name, terms).await }),
-            None => self.relays.resolve(name, terms),
-        }
-    }
-
-    fn open_packets<'a>(
-        &'a self,
-        scope: &'a Scope,
-        terms: &'a Terms,
-    ) -> Opening<'a, Box<dyn Packets>> {
-        let past = match &scope.target {
-            ScopeTarget::Name(name) => self.past(name.as_str()),
-            ScopeTarget::Any | ScopeTarget::Prefix(_) => None,
-        };
-        match past {
-            Some(past) => Box::pin(async move { past.open_packets(scope, terms).await }),
-            None => self.relays.open_packets(scope, terms),
-        }
-    }
-
-    fn query<'a>(&'a self, message: &'a [u8], terms: &'a Terms) -> Opening<'a, Vec<u8>> {
-        let asked = Question::read(message).ok().map(|question| question.text());
-        match asked.and_then(|name| self.past(&name)) {
-            Some(past) => Box::pin(async move { past.query(message, terms).await }),
-            None => self.relays.query(message, terms),
-        }
-    }
 }
 
 /// How long one attempt may take.
@@ -467,21 +392,23 @@ mod remembering_tests {
 mod split_tests {
     use hoplite_overlay::{Error, ErrorKind};
     use hoplite_testing::Double;
-    use hoplite_wire::{HostName, dns::RecordType};
+    use hoplite_wire::{
+        HostName,
+        connect_ip::{Scope, ScopeTarget},
+        dns::{Question, RecordType},
+    };
 
     use super::*;
-    use crate::config::client::takeover::Takeover;
 
     fn domains(takeover: &str) -> Domains {
-        let takeover: Takeover = toml::from_str(takeover).expect("right");
-        takeover.domains()
+        Domains::of(&toml::from_str(&format!("takeover.{takeover}")).expect("right"))
     }
 
     /// How often relays are asked when all there is to ask is asked about `name`.
     async fn asked(takeover: &str, name: &str) -> usize {
         let refusal = Error::new(ErrorKind::PathFailed, "testing");
         let relays = Arc::new(Double::failing(refusal));
-        let split = Split::new(Arc::clone(&relays) as _, Arc::default(), domains(takeover));
+        let split = split_off(Arc::clone(&relays) as _, Arc::default(), domains(takeover));
         let (terms, name) = (Terms::default(), HostName::new(name).expect("a name"));
         let target = Target::new(Host::Name(name.clone()), 443).expect("a target");
         let question = Question::new(&name, RecordType::MX).message();
@@ -517,7 +444,7 @@ mod split_tests {
         let name = HostName::new("host.corp.example").expect("a name");
         let relays = Arc::new(Double::nothing());
         let domains = domains("exclude.domains = [\"corp.example\"]");
-        let split = Split::new(relays, Arc::clone(&names), domains);
+        let split = split_off(relays, Arc::clone(&names), domains);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
         let listener = listener.expect("a socket");
         let port = listener.local_addr().expect("an address").port();

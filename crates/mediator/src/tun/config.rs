@@ -278,10 +278,13 @@ pub struct Dns {
     /// Domains whose flows go another way than the overlay's path, local ones among them: they are asked for there.
     #[serde(deserialize_with = "hosts")]
     pub elsewhere: Vec<HostName>,
-    /// The domains that alone are taken, if not empty: names below others, or below a longer one of `elsewhere`, are asked for as they are, and
-    /// programs are told the real addresses. No key.
+    /// Domains whose flows have a way of their own within the overlay: of names below them programs are told temporary addresses, or none. Of these
+    /// and `elsewhere` the longest decides that has the name. No key.
     #[serde(skip)]
-    pub only: Vec<HostName>,
+    pub by_name: Vec<HostName>,
+    /// All other names are asked for as they are, and programs are told the real addresses. No key.
+    #[serde(skip)]
+    pub leaves_others: bool,
     /// Whether answers from the far end may name private and other special addresses.
     pub private: bool,
     /// Whether the overlay leads to onion services: names below `.onion` have temporary addresses, in both modes. No key.
@@ -318,7 +321,8 @@ impl Default for Dns {
             patience: Duration::from_secs(4),
             search: Vec::new(),
             elsewhere: Vec::new(),
-            only: Vec::new(),
+            by_name: Vec::new(),
+            leaves_others: false,
             private: false,
             onion_services: false,
         }

@@ -14,7 +14,8 @@
 //! | HTTPS, SVCB | nothing, at once | what the far end answers |
 //! | PTR of a temporary address | the name | the name |
 //! | other types | what the far end answers | what the far end answers |
-//! | names that are not in `only`, where that is not empty | what the far end answers, whatever it is | |
+//! | names in `by_name` | as all others, but never a real address | a temporary address if the far end has one; HTTPS nothing |
+//! | … all others, where these are left alone | what the far end answers, whatever it is | the same |
 //! | names in `elsewhere` | as below a search domain, HTTPS nothing | the same |
 //! | A, AAAA of an onion service, where the overlay leads there | a temporary address, at once | the same |
 //! | … all other types, and names below `.onion` that are none | nothing; does not exist | the same |
@@ -135,8 +136,8 @@ enum ReplyRule {
 enum Way {
     /// The overlay's path, as every name's.
     Relays,
-    /// The overlay's path, which was chosen for it.
-    Listed,
+    /// One within the overlay that its name alone tells.
+    Named,
     /// Another one, that the overlay knows.
     Elsewhere,
     /// Their own: programs open them without us.
@@ -248,7 +249,7 @@ impl Responder {
         match way {
             Way::LeftAlone => return self.left_alone(question, &text, now),
             Way::Elsewhere => return self.elsewhere(question),
-            Way::Relays | Way::Listed => {}
+            Way::Relays | Way::Named => {}
         }
         let special = || special_answer(question, &text).filter(|_| way == Way::Relays);
         if let Some(reply) = self.reverse(question, now).or_else(special) {
@@ -257,16 +258,19 @@ impl Responder {
         match (self.config.mode, question.kind()) {
             (_, RecordType::AAAA) if !self.families.v6 => empty(question),
             (_, RecordType::A) if !self.families.v4 => empty(question),
-            (DnsMode::Pessimistic, _) => Decision::Forward(ReplyRule::PassOn),
-            (DnsMode::Optimistic, RecordType::A | RecordType::AAAA) => {
-                self.optimistic(question, &text, user, now)
+            (DnsMode::Pessimistic, kind) if way == Way::Relays || !leads_to_flows(kind) => {
+                Decision::Forward(ReplyRule::PassOn)
             }
-            (DnsMode::Optimistic, RecordType::HTTPS | RecordType::SVCB) => empty(question),
+            (_, RecordType::HTTPS | RecordType::SVCB) => empty(question),
+            (DnsMode::Pessimistic, _) => Decision::Forward(ReplyRule::SubstituteOnly),
+            (DnsMode::Optimistic, RecordType::A | RecordType::AAAA) => {
+                self.optimistic(question, (&text, way), user, now)
+            }
             (DnsMode::Optimistic, _) => Decision::Forward(ReplyRule::PassOn),
         }
     }
 
-    /// Of `elsewhere` and `only` the longest domain decides that has the name.
+    /// Of `elsewhere` and `by_name` the longest domain decides that has the name.
     fn way(&self, text: &str) -> Way {
         let longest = |domains: &[HostName]| {
             let above = domains.iter().map(HostName::as_str);
@@ -275,12 +279,12 @@ impl Responder {
                 .map(str::len)
                 .max()
         };
-        let (elsewhere, only) = (longest(&self.config.elsewhere), longest(&self.config.only));
-        match (self.config.only.is_empty(), elsewhere) {
-            (true, None) => Way::Relays,
-            (true, Some(_)) => Way::Elsewhere,
-            (false, _) if only.is_some() && only >= elsewhere => Way::Listed,
-            (false, _) => Way::LeftAlone,
+        let elsewhere = longest(&self.config.elsewhere);
+        match (longest(&self.config.by_name), elsewhere) {
+            (Some(named), elsewhere) if Some(named) >= elsewhere => Way::Named,
+            _ if self.config.leaves_others => Way::LeftAlone,
+            (_, Some(_)) => Way::Elsewhere,
+            (_, None) => Way::Relays,
         }
     }
 
@@ -295,29 +299,30 @@ impl Responder {
         }
     }
 
-    /// What a program gets of a name while no temporary address is left.
-    fn unsubstituted(&self, substitutes: ReplyRule) -> ReplyRule {
-        if self.config.only.is_empty() {
-            substitutes
-        } else {
-            // A flow to a real address would go past.
-            ReplyRule::SubstituteOnly
-        }
-    }
-
-    fn optimistic(&self, question: &Question, text: &str, user: User, now: Instant) -> Decision {
+    fn optimistic(
+        &self,
+        question: &Question,
+        (text, way): (&str, Way),
+        user: User,
+        now: Instant,
+    ) -> Decision {
+        // A flow to a real address would not go the way of its name.
+        let unless = |rule| match way {
+            Way::Named => ReplyRule::SubstituteOnly,
+            _ => rule,
+        };
         match question.name() {
             // Nobody can open a flow to such a name.
             None => Decision::Forward(ReplyRule::PassOn),
             Some(_) if is_below_any(text, &self.config.search) => {
-                Decision::Forward(self.unsubstituted(ReplyRule::Substitute))
+                Decision::Forward(unless(ReplyRule::Substitute))
             }
             Some(name) if self.names.is_missing(&name, now) => {
                 Decision::Reply(question.nothing(Code::NO_NAME, NEGATIVE_TTL))
             }
             Some(name) => match self.temporary(question, &name, user, now) {
                 Some(reply) => Decision::Reply(reply),
-                None => Decision::Forward(self.unsubstituted(ReplyRule::PassOn)),
+                None => Decision::Forward(unless(ReplyRule::PassOn)),
             },
         }
     }
@@ -422,6 +427,12 @@ impl ForwardedQuery {
     pub(crate) fn failure(&self) -> Vec<u8> {
         self.question.failed(Code::FAILURE)
     }
+}
+
+/// Whether a program opens flows to what is answered, without asking for another name first.
+fn leads_to_flows(kind: RecordType) -> bool {
+    use RecordType::{A, AAAA, HTTPS, SVCB};
+    matches!(kind, A | AAAA | HTTPS | SVCB)
 }
 
 fn empty(question: &Question) -> Decision {

@@ -34,6 +34,8 @@ pub(crate) struct Config {
     pub(crate) path: Vec<String>,
     /// This many relays, chosen at random. Either this or `path`.
     pub(crate) hops: Option<usize>,
+    /// Other paths, for the names of some domains.
+    pub(crate) route: Vec<Route>,
     /// Shown to every relay that has no token of its own.
     #[serde(deserialize_with = "config::token")]
     pub(crate) token: Option<Token>,
@@ -65,6 +67,18 @@ pub(crate) struct Config {
     pub(crate) service: Vec<Service>,
     /// What `hoplite directory scan` measures.
     pub(crate) scan: Option<Scan>,
+}
+
+/// Another path for the names of some domains.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Route {
+    /// Names and all below them.
+    pub(crate) domains: Vec<takeover::Domain>,
+    /// The relays in order, the first hop first. Either this or `hops`.
+    pub(crate) path: Vec<String>,
+    /// This many relays, chosen at random. Either this or `path`.
+    pub(crate) hops: Option<usize>,
 }
 
 /// One issuer of private tokens, and the stock of them.
@@ -188,6 +202,13 @@ impl Config {
             flows: self.flows.clone(),
             dns: self.dns.clone(),
         }
+    }
+
+    /// Names that have a way of their own are told apart, wherever programs ask for names.
+    pub(crate) fn ways_of_names(&self, dns: &mut tun::config::Dns) {
+        let domains = takeover::Domains::of(self);
+        dns.by_name = domains.included();
+        dns.leaves_others = domains.only().is_some();
     }
 
     /// Whether no relay is used at all.

@@ -6,6 +6,8 @@ use hoplite_wire::{HostName, special::is_onion_name};
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
+use super::Config;
+
 /// The section.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -79,6 +81,8 @@ pub(crate) struct Include {
 pub(crate) struct Domains {
     excluded: Vec<Domain>,
     included: Vec<Domain>,
+    /// Only those that are included.
+    others_go_past: bool,
 }
 
 /// A range of user ids: `1000` or `"1000-1999"`.
@@ -98,36 +102,49 @@ pub(crate) struct Cgroup(String);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Domain(HostName);
 
-impl Takeover {
-    /// What it says of names.
-    pub(crate) fn domains(&self) -> Domains {
-        Domains {
-            excluded: self.exclude.domains.clone(),
-            included: self.include.domains.clone(),
+impl Domains {
+    /// What the file says. A path of its own that a domain has is a way to include it.
+    pub(crate) fn of(config: &Config) -> Self {
+        let routed = config.route.iter().flat_map(|route| &route.domains);
+        let include = &config.takeover.include.domains;
+        Self {
+            excluded: config.takeover.exclude.domains.clone(),
+            included: include.iter().chain(routed).cloned().collect(),
+            others_go_past: !include.is_empty(),
         }
     }
-}
 
-impl Domains {
     /// Whether every name goes by the relays.
     pub(crate) fn takes_all(&self) -> bool {
-        self.excluded.is_empty() && self.included.is_empty()
+        self.excluded.is_empty() && !self.others_go_past
+    }
+
+    /// Names that must not be taken for others: their flows have a way of their own.
+    pub(crate) fn included(&self) -> Vec<HostName> {
+        self.included.iter().map(|it| it.0.clone()).collect()
+    }
+
+    /// The only names that go by the relays; `None` where all do that are not excluded.
+    pub(crate) fn only(&self) -> Option<Vec<HostName>> {
+        self.others_go_past.then(|| self.included())
     }
 
     /// Whether `name` goes past the relays: the longest domain decides that covers it. Names of onion services mean nothing to any network
     /// (RFC 7686 §2).
     pub(crate) fn goes_past(&self, name: &str) -> bool {
-        let longest = |domains: &[Domain]| {
-            let covers = domains.iter().filter(|domain| domain.covers(name));
-            covers.map(|domain| domain.0.as_str().len()).max()
-        };
-        match (longest(&self.excluded), longest(&self.included)) {
+        match (longest(&self.excluded, name), longest(&self.included, name)) {
             _ if is_onion_name(name) => false,
             (excluded, Some(included)) => excluded > Some(included),
             (Some(_), None) => true,
-            (None, None) => !self.included.is_empty(),
+            (None, None) => self.others_go_past,
         }
     }
+}
+
+/// The length of the longest of `domains` that covers `name`.
+pub(crate) fn longest(domains: &[Domain], name: &str) -> Option<usize> {
+    let covers = domains.iter().filter(|domain| domain.covers(name));
+    covers.map(|domain| domain.0.as_str().len()).max()
 }
 
 impl Cgroup {
@@ -276,22 +293,33 @@ mod tests {
     #[test]
     fn the_longest_domain_says_which_way_a_name_goes() {
         let past = |text: &str| {
-            let domains = read(text).expect("right").domains();
+            let domains = Domains::of(&toml::from_str(text).expect("right"));
             move |name: &str| domains.goes_past(name)
         };
-        let excluded = past("exclude.domains = [\"corp.example\"]");
+        let excluded = past("takeover.exclude.domains = [\"corp.example\"]");
         assert!(excluded("a.corp.example") && !excluded("example"));
-        let included = past("include.domains = [\"corp.example\"]");
+        let included = past("takeover.include.domains = [\"corp.example\"]");
         assert!(!included("A.Corp.Example.") && included("example") && included("notcorp.example"));
-        let both = "exclude.domains = [\"corp.example\", \"b.a.corp.example\"]\ninclude.domains = [\"a.corp.example\"]";
+        let both = "[takeover]\nexclude.domains = [\"corp.example\", \"b.a.corp.example\"]\ninclude.domains = [\"a.corp.example\"]";
         let both = past(both);
         assert!(!both("a.corp.example") && !both("c.a.corp.example"));
         assert!(both("b.a.corp.example") && both("corp.example") && both("example"));
+        let routed = past(
+            "takeover.exclude.domains = [\"corp.example\"]\n[[route]]\ndomains = [\"a.corp.example\"]",
+        );
+        assert!(!routed("a.corp.example") && routed("corp.example") && !routed("example"));
+        let routed = past(
+            "takeover.include.domains = [\"corp.example\"]\n[[route]]\ndomains = [\"b.example\"]",
+        );
+        assert!(!routed("corp.example") && !routed("a.b.example") && routed("example"));
         for text in [
             "exclude.domains = [\"onion\"]",
             "include.domains = [\"example\"]",
         ] {
-            assert!(!past(text)("abc.onion"), "no network knows it");
+            assert!(
+                !past(&format!("takeover.{text}"))("abc.onion"),
+                "no network knows it"
+            );
         }
     }
 

@@ -394,10 +394,11 @@ async fn names_that_go_another_way_are_asked_for_and_keep_their_meaning() {
     }
 }
 
-/// One that takes names below these domains alone.
-fn only_resolver(text: &str, only: &[&str]) -> TestResolver {
+/// One where names below these domains have a way of their own, and all others too if they are left alone.
+fn resolver_by_name(text: &str, by_name: &[&str], leaves_others: bool) -> TestResolver {
     let mut config: config::Dns = toml::from_str(text).expect("parses");
-    config.only = only.iter().map(|name| host(name)).collect();
+    config.by_name = by_name.iter().map(|name| host(name)).collect();
+    config.leaves_others = leaves_others;
     configured(&config, BOTH)
 }
 
@@ -405,7 +406,7 @@ fn only_resolver(text: &str, only: &[&str]) -> TestResolver {
 async fn where_only_some_names_are_taken_the_others_are_told_as_they_are() {
     use RecordType::{A, AAAA, HTTPS, SVCB, TXT};
     let elsewhere = "elsewhere = [\"out.corp.example\"]";
-    let resolver = only_resolver(elsewhere, &["corp.example", "internal"]);
+    let resolver = resolver_by_name(elsewhere, &["corp.example", "internal"], true);
     for name in ["corp.example", "a.Corp.example", "db.internal"] {
         for kind in [A, AAAA] {
             let ip = resolver.address(name, kind).await;
@@ -446,18 +447,35 @@ async fn where_only_some_names_are_taken_the_others_are_told_as_they_are() {
     assert_eq!(resolver.far.asked().len(), asked);
 }
 
-/// Its flow would go past.
+/// Its flow would go another way.
 #[tokio::test]
-async fn no_name_that_alone_is_taken_has_a_real_address_where_no_temporary_one_is_left() {
+async fn no_name_that_has_a_way_of_its_own_has_a_real_address_where_no_temporary_one_is_left() {
     let text = "names = 1\nsearch = [\"lab.corp.example\"]";
-    let resolver = only_resolver(text, &["corp.example"]);
-    let ip = resolver.address("a.corp.example", RecordType::A).await;
-    let _flow = resolver.names.hold(ip, Instant::now()).expect("a name");
-    for name in ["b.corp.example", "c.lab.corp.example"] {
+    for leaves_others in [false, true] {
+        let resolver = resolver_by_name(text, &["corp.example"], leaves_others);
+        let ip = resolver.address("a.corp.example", RecordType::A).await;
+        let _flow = resolver.names.hold(ip, Instant::now()).expect("a name");
+        for name in ["b.corp.example", "c.lab.corp.example"] {
+            let told = resolver.ask(name, RecordType::A).await;
+            assert_eq!(told, Told::Failed, "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_has_a_way_of_its_own_keeps_its_meaning_in_both_modes_and_others_are_as_ever() {
+    for mode in ["optimistic", "pessimistic"] {
+        let text = format!("mode = \"{mode}\"");
+        let resolver = resolver_by_name(&text, &["corp.example"], false);
+        let ip = resolver.address("a.corp.example", RecordType::A).await;
+        assert_eq!(resolver.meaning(ip), means("a.corp.example"));
+        let told = resolver.ask("a.corp.example", RecordType::HTTPS).await;
+        assert_eq!(told, Told::Nothing);
+        let other = resolver.address("a.example", RecordType::A).await;
+        assert_eq!(other == THERE, mode == "pessimistic");
         assert_eq!(
-            resolver.ask(name, RecordType::A).await,
-            Told::Failed,
-            "{name}"
+            resolver.ask("db.internal", RecordType::A).await,
+            Told::Missing
         );
     }
 }
