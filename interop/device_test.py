@@ -565,6 +565,12 @@ def portal(session):
     session.checks.check("captive portal: and nobody else", seen == session.lab.relays[0].v4, seen)
     got = session.device.call(str(HOPLITE), "portal", "--", "curl", "-sS", "--max-time", "5", "http://target.test/peer").stdout.decode()
     session.checks.check("captive portal: its program finds names by itself", got == session.device.v4, got)
+    for path, code, words in (("success.txt", 0, "wants no login"), ("portal", 1, "at login.test"), ("peer", 1, "wants one first")):
+        done = session.device.call(str(HOPLITE), "portal", "--detect", "--url", f"http://target.test/{path}")
+        said = (done.stdout + done.stderr).decode()
+        session.checks.check(f"captive portal: {path} is told for what it is", done.returncode == code and words in said, f"exit {done.returncode}: {said}")
+    done = session.device.call(str(HOPLITE), "portal", "--detect", "--url", f"http://{session.target.v4}:9/")
+    session.checks.check("captive portal: where nobody answers, why", done.returncode == 1 and b"refused" in done.stderr, done.stderr)
     left = session.device.sh("ls -d /sys/fs/cgroup/hoplite-portal; nft list tables | grep portal")
     session.checks.check("captive portal: nothing of it stays", not left, left)
     session.downs("captive portal")

@@ -60,6 +60,10 @@ def respond(protocol, method, path, peer, body, alt_svc):
     if size := re.fullmatch(r"/bytes/(\d+)", path):
         headers["content-type"] = "application/byte-stream"
         return 200, headers, payload(int(size[1]))
+    if path == "/success.txt":
+        return 200, headers, b"success\n"
+    if path == "/portal":
+        return 302, headers | {"location": "http://login.test/?for=you"}, b""
     if path in SITE:
         return 200, headers | {"content-type": SITE[path][0]}, SITE[path][1]
     if path.startswith("/upload"):

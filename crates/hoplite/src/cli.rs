@@ -66,6 +66,9 @@ enum Command {
     /// What `run` starts in namespaces of its own, and becomes the program.
     #[command(name = crate::run::INSIDE, hide = true)]
     Inside(crate::run::Inside),
+    /// What `portal --detect` lets pass: it asks the network.
+    #[command(name = crate::portal::probe::PROBE, hide = true)]
+    PortalProbe(crate::portal::probe::Options),
     /// Write man pages and shell completions below a directory like /usr/share: for packages.
     #[command(name = "__share", hide = true)]
     Share(Share),
@@ -136,6 +139,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Down(options) => crate::down::run(&options, cli.json),
         Command::Status(options) => crate::status::run(&options, cli.json),
         Command::Portal(options) => crate::portal::run(&options),
+        Command::PortalProbe(options) => crate::portal::probe::run(&options),
         Command::Check(file) => crate::check::run(&file.config, cli.json),
         Command::Bench(options) => crate::measure::bench::run(&options, cli.json),
         Command::Node => crate::measure::testbed::run(),

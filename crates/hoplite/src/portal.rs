@@ -1,6 +1,8 @@
 //! `hoplite portal -- COMMAND`: one program goes past the relays, to log in where a network wants that first; everything else stays as it is.
 //! For users behind a captive portal. docs/device.md says what it does.
 //!
+//! `hoplite portal --detect` is the same with a program of our own, which finds out whether there is a login at all ([`probe`]).
+//!
 //! The program runs in a control group of its own, whose packets nftables marks, and sees the network's name servers in a resolv.conf of its own.
 //!
 //! What lets it pass lives no longer than this process, however that ends: the table belongs to the netlink socket of an `nft` (flag `owner`,
@@ -13,7 +15,7 @@ use std::{
     net::SocketAddr,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, Command, Output, Stdio},
     time::Duration,
 };
 
@@ -26,9 +28,11 @@ use tokio::{task::spawn_blocking, time::sleep};
 
 use crate::{
     process::{Asked, Signals, current_thread_runtime},
-    say::{Complaint, Failure},
+    say::{self, Complaint, Failure},
     up::{Lock, Place, Refusal, driver, firewall_of_group, network_servers},
 };
+
+pub(crate) mod probe;
 
 /// The control group, below the root of the hierarchy, and the table of nftables that lets it pass.
 const GROUP: &str = "hoplite-portal";
@@ -51,10 +55,23 @@ const MAX_POLLS: u32 = 250;
 pub(crate) struct Options {
     #[command(flatten)]
     place: Place,
+    /// Find out whether the network wants a login, by one request past the relays.
+    #[arg(long, conflicts_with = "command")]
+    detect: bool,
+    /// What is asked for then: an http:// address where "success" stands, or nothing (204).
+    #[arg(long, value_name = "URL", requires = "detect", default_value = probe::URL)]
+    url: String,
     /// The program and its arguments.
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(
+        last = true,
+        required_unless_present = "detect",
+        value_name = "COMMAND"
+    )]
     command: Vec<String>,
 }
+
+/// Who asks the network: nobody, who has no files.
+const NOBODY: u32 = 65_534;
 
 /// Runs the program to its end.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
@@ -64,16 +81,61 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         // From now on no signal ends this process half-way.
         let signals = Signals::listen()?;
         empty().await?;
-        let done = pass(options, signals).await;
+        let program = if options.detect {
+            asking(&options.url)?
+        } else {
+            program(&options.command)
+        };
+        let done = pass(options, program, signals).await;
         // Before the one who waits hears that it is over.
         match (done, empty().await) {
-            (Ok(()), Err(complaint)) => Err(complaint.into()),
+            (Ok(_), Err(complaint)) => Err(complaint.into()),
             (done, _) => done,
         }
     });
     // Somebody may still be waited for there who was not to be killed.
     runtime.shutdown_background();
-    done
+    let said = done?;
+    if options.detect { told(&said) } else { Ok(()) }
+}
+
+/// What asks for `url`.
+fn asking(url: &str) -> Result<Command, Failure> {
+    if probe::place(url).is_none() {
+        let remedy = "give an http:// address with a host";
+        return Err(Failure::new(
+            "looking for a login",
+            format!("{url:?} cannot be asked for"),
+            remedy,
+        ));
+    }
+    let own = std::env::current_exe()
+        .map_err(|error| Failure::new("looking for a login", error, "start it by its path"))?;
+    let mut program = Command::new(own);
+    program.args([probe::PROBE, url]).env_clear();
+    program.uid(NOBODY).gid(NOBODY).stdout(Stdio::piped());
+    Ok(program)
+}
+
+/// What the probe said, for a user.
+fn told(said: &[u8]) -> Result<(), Failure> {
+    let doing = "looking for a login";
+    match serde_json::from_slice(said) {
+        Ok(probe::Found::Open) => {
+            say::answer("the network wants no login: it lets requests through as they are")
+        }
+        Ok(probe::Found::Login(host)) => {
+            let host = host.map(|host| format!(", at {host}")).unwrap_or_default();
+            let why = format!("the network wants one first{host}");
+            let remedy =
+                "log in: sudo hoplite portal -- firefox --new-instance http://neverssl.com/";
+            Err(Failure::new(doing, why, remedy))
+        }
+        Ok(probe::Found::Silence(why)) => {
+            Err(Failure::new(doing, why, "see whether the network is there"))
+        }
+        Err(error) => Err(Failure::new(doing, error, "please report this")),
+    }
 }
 
 fn take_lock(place: &Place) -> Result<Lock, Failure> {
@@ -87,7 +149,12 @@ fn take_lock(place: &Place) -> Result<Lock, Failure> {
     })
 }
 
-async fn pass(options: &Options, mut signals: Signals) -> Result<(), Failure> {
+/// Lets `program` pass until it ends; what it wrote, where that comes to us.
+async fn pass(
+    options: &Options,
+    program: Command,
+    mut signals: Signals,
+) -> Result<Vec<u8>, Failure> {
     let failed = |error: io::Error| {
         let remedy = "run it as root on Linux 5.14 or newer, with nftables 1.0 and control groups of version 2";
         Failure::new("letting one program pass", error, remedy)
@@ -96,8 +163,8 @@ async fn pass(options: &Options, mut signals: Signals) -> Result<(), Failure> {
     fs::create_dir(group()).map_err(failed)?;
     let (hole, closed) = FirewallException::open().map_err(failed)?;
     see_servers(&options.place.run_dir, &servers).map_err(failed)?;
-    let mut program = born_in_group(&options.command)?;
-    let ended = spawn_blocking(move || program.wait());
+    let program = born_in_group(program)?;
+    let ended = spawn_blocking(move || program.wait_with_output());
     let closed = spawn_blocking(move || closed.lines().for_each(drop));
     let end = async {
         loop {
@@ -107,7 +174,7 @@ async fn pass(options: &Options, mut signals: Signals) -> Result<(), Failure> {
         }
     };
     let result = tokio::select! {
-        status = ended => told(status.unwrap_or_else(|error| Err(io::Error::other(error)))),
+        output = ended => ended_well(output.unwrap_or_else(|error| Err(io::Error::other(error)))),
         () = end => Err(Failure::new("running the program", "interrupted", "run it again")),
         _ = closed => Err(Failure::new("letting one program pass", "nft has ended", "run it again")),
     };
@@ -115,12 +182,12 @@ async fn pass(options: &Options, mut signals: Signals) -> Result<(), Failure> {
     result
 }
 
-fn told(status: io::Result<ExitStatus>) -> Result<(), Failure> {
+fn ended_well(output: io::Result<Output>) -> Result<Vec<u8>, Failure> {
     let failed =
         |why: &dyn std::fmt::Display| Failure::new("running the program", why, "see what it said");
-    match status {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(failed(&status)),
+    match output {
+        Ok(output) if output.status.success() => Ok(output.stdout),
+        Ok(output) => Err(failed(&output.status)),
         Err(error) => Err(failed(&error)),
     }
 }
@@ -178,7 +245,7 @@ impl Drop for FirewallException {
 }
 
 /// Starts the program in the group: what a process starts is born where that is. We leave again.
-fn born_in_group(command: &[String]) -> Result<Child, Failure> {
+fn born_in_group(mut program: Command) -> Result<Child, Failure> {
     let failed = |error: io::Error| {
         Failure::new(
             "starting a program in a control group",
@@ -188,7 +255,7 @@ fn born_in_group(command: &[String]) -> Result<Child, Failure> {
     };
     let before = own_group().map_err(failed)?;
     move_to(&group()).map_err(failed)?;
-    let program = program(command);
+    let program = program.spawn();
     move_to(&before)
         .or_else(|_| move_to(Path::new(HIERARCHY)))
         .map_err(failed)?;
@@ -207,15 +274,18 @@ fn move_to(group: &Path) -> io::Result<()> {
 }
 
 /// As the user who called sudo, if one did.
-fn program(command: &[String]) -> io::Result<Child> {
-    let (name, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+fn program(command: &[String]) -> Command {
+    // There is one: the command line demands it.
+    let (name, arguments) = command
+        .split_first()
+        .map_or(("", &[][..]), |(name, rest)| (name, rest));
     let mut program = Command::new(name);
     program.args(arguments);
     let id = |name: &str| std::env::var(name).ok()?.parse().ok();
     if let (Some(user), Some(group)) = (id("SUDO_UID"), id("SUDO_GID")) {
         program.uid(user).gid(group);
     }
-    program.spawn()
+    program
 }
 
 /// From now on this process, and no other, has the network's name servers in its resolv.conf.

@@ -334,7 +334,11 @@ pub(crate) fn failure(error: &Error, missing: Option<(usize, String)>) -> Failur
     if let (ErrorKind::TimedOut, Some((place, name))) = (error.kind(), missing) {
         let first = if place == 0 { "first " } else { "" };
         let why = format!("the {first}relay, {name:?}, does not answer");
-        let remedy = "check your network and the relay's address, or choose another path";
+        let remedy = if place == 0 {
+            "check your network ('hoplite portal --detect' tells whether it wants a login) and the relay's address, or choose another path"
+        } else {
+            "check the relay's address, or choose another path"
+        };
         return Failure::new(doing, why, remedy);
     }
     let remedy = match (error.kind(), error.reason()) {
@@ -345,7 +349,7 @@ pub(crate) fn failure(error: &Error, missing: Option<(usize, String)>) -> Failur
             "correct the token; private ones that have run out the issuer's operator gives"
         }
         (ErrorKind::EntryUnreachable, _) => {
-            "check your network and the first relay's address, or choose another first relay"
+            "check your network ('hoplite portal --detect' tells whether it wants a login) and the first relay's address, or choose another first relay"
         }
         (ErrorKind::PathFailed, _) => "choose another path, or ask the operators",
         _ => "try again, or choose another path",
