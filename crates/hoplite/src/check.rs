@@ -199,6 +199,14 @@ fn client(client: &Client) -> Meaning {
             config.path.join(" → ")
         ),
     }];
+    lines.extend(config.route.iter().map(|route| {
+        let domains: Vec<_> = route.domains.iter().map(|it| it.name().as_str()).collect();
+        let path = match route.hops {
+            Some(hops) => format!("{hops} relay(s), chosen when it starts"),
+            None => route.path.join(" → "),
+        };
+        format!("names of {} take another path: {path}", domains.join(", "))
+    }));
     for (what, listen) in [
         ("SOCKS5", config.socks.listen),
         ("HTTP proxy", config.http.listen),

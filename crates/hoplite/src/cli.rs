@@ -121,8 +121,8 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     }
     let logs = || logs::start(cli.json, default_filter(&cli.command));
     // It must have one thread.
-    let is_inside = matches!(cli.command, Command::Inside(_));
-    let _guard = (!is_inside).then(logs).transpose()?;
+    let is_alone = matches!(cli.command, Command::Inside(_) | Command::PortalProbe(_));
+    let _guard = (!is_alone).then(logs).transpose()?;
     let done = match cli.command {
         Command::Demo(options) => crate::measure::demo::run(&options, cli.json),
         Command::Init(options) => crate::introduce::init(&options, cli.json),

@@ -14,7 +14,10 @@ use hoplite_wire::tuning::Agreed;
 use tracing::{info, warn};
 
 use crate::{
-    config::client::{self, Client, OverlayChoice, takeover::longest},
+    config::client::{
+        self, Client, OverlayChoice,
+        takeover::{Domain, longest},
+    },
     listed::{self, Listed},
     measure::testbed::{self, Ready},
     process::{self, Asked, Signals},
@@ -381,14 +384,19 @@ fn with_routes(
     let paths = carried.routes.iter().map(|path| Arc::clone(&path.overlay));
     let paths: Vec<_> = domains.into_iter().zip(paths).collect();
     let others = carried.overlay;
-    carried.overlay = Arc::new(ByName::new(others, move |name| {
-        let fit = paths
-            .iter()
-            .filter_map(|(domains, path)| Some((longest(domains, name)?, path)));
-        fit.max_by_key(|(length, _)| *length)
-            .map(|(_, path)| Arc::clone(path))
-    }));
+    carried.overlay = Arc::new(ByName::new(others, move |name| route_of(&paths, name)));
     Ok(carried)
+}
+
+/// The path of the longest domain that has the name.
+fn route_of(paths: &[(Vec<Domain>, Arc<dyn Overlay>)], name: &str) -> Option<Arc<dyn Overlay>> {
+    let fit = |(domains, path): &'_ (Vec<Domain>, Arc<dyn Overlay>)| {
+        Some((longest(domains, name)?, Arc::clone(path)))
+    };
+    let fitting = paths.iter().filter_map(fit);
+    fitting
+        .max_by_key(|(length, _)| *length)
+        .map(|(_, path)| path)
 }
 
 /// The relays of the file: the path that it gives, or one that is chosen and replaced when it fails.
@@ -540,5 +548,35 @@ pub(crate) fn relay(hop: &client::Hop, wallets: &Wallets) -> Relay {
         tokens: wallets.source(&hop.relay),
         template: hop.relay.template.clone(),
         mode: hop.relay.mode,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hoplite_testing::Double;
+
+    use super::*;
+
+    #[test]
+    fn a_name_takes_the_path_of_the_longest_domain_that_has_it() {
+        let domain = |text: &str| text.parse::<Domain>().expect("a domain");
+        let paths: [Arc<dyn Overlay>; 2] =
+            [Arc::new(Double::nothing()), Arc::new(Double::nothing())];
+        let routes = [
+            (
+                vec![domain("example.org"), domain("b.a.example.org")],
+                Arc::clone(&paths[0]),
+            ),
+            (vec![domain("a.example.org")], Arc::clone(&paths[1])),
+        ];
+        let taken = |name| {
+            let route = route_of(&routes, name)?;
+            paths.iter().position(|path| Arc::ptr_eq(path, &route))
+        };
+        assert_eq!(taken("www.example.org"), Some(0));
+        assert_eq!(taken("A.Example.org"), Some(1));
+        assert_eq!(taken("c.a.example.org"), Some(1));
+        assert_eq!(taken("b.a.example.org"), Some(0));
+        assert_eq!(taken("notexample.org"), None);
     }
 }

@@ -70,9 +70,6 @@ pub(crate) struct Options {
     command: Vec<String>,
 }
 
-/// Who asks the network: nobody, who has no files.
-const NOBODY: u32 = 65_534;
-
 /// Runs the program to its end.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let _lock = take_lock(&options.place)?;
@@ -113,7 +110,7 @@ fn asking(url: &str) -> Result<Command, Failure> {
         .map_err(|error| Failure::new("looking for a login", error, "start it by its path"))?;
     let mut program = Command::new(own);
     program.args([probe::PROBE, url]).env_clear();
-    program.uid(NOBODY).gid(NOBODY).stdout(Stdio::piped());
+    program.stdout(Stdio::piped());
     Ok(program)
 }
 

@@ -35,7 +35,7 @@ use control::Status;
 use plan::Wanted;
 use session::Orders;
 
-pub(crate) use apart::{Channel, pair as channel_pair};
+pub(crate) use apart::{Channel, confine, pair as channel_pair};
 pub(crate) use netlink::Netlink;
 pub(crate) use nftables::count as firewall_count;
 pub(crate) use session::on_one_thread as session_runtime;

@@ -14,7 +14,10 @@ use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use crate::{process::current_thread_runtime, say, say::Failure};
+use crate::{
+    config::client::takeover::NOBODY, process::current_thread_runtime, say, say::Failure,
+    up::confine,
+};
 
 /// What `hoplite portal` calls it by.
 pub(crate) const PROBE: &str = "__portal-probe";
@@ -49,8 +52,15 @@ pub(super) enum Found {
     Silence(String),
 }
 
-/// Asks, and prints what was found as a line of JSON.
+/// Asks as nobody, and prints what was found as a line of JSON. To be called while there is one thread.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    confine(NOBODY).map_err(|error| {
+        Failure::new(
+            "giving up all rights",
+            error,
+            "run 'hoplite portal' as root",
+        )
+    })?;
     let found = current_thread_runtime()?.block_on(async {
         let asked = timeout(PATIENCE, ask(&options.url)).await;
         match asked {

@@ -309,7 +309,7 @@ fn ask(marks: &OwnedFd, socket: BorrowedFd<'_>, right: Right) -> io::Result<()> 
 
 /// Gives up every right for ever, and becomes `user` if this is root; whether it is root no more. To be called while there is one thread
 /// (capabilities(7)).
-pub(super) fn confine(user: u32) -> io::Result<bool> {
+pub(crate) fn confine(user: u32) -> io::Result<bool> {
     use rustix::{process, thread};
     close_inherited();
     for capability in CapabilitySet::all().iter() {

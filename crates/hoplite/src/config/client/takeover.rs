@@ -25,7 +25,7 @@ pub(crate) struct Takeover {
 }
 
 /// `nobody`, whose files should not exist.
-const NOBODY: u32 = 65_534;
+pub(crate) const NOBODY: u32 = 65_534;
 
 impl Default for Takeover {
     fn default() -> Self {
@@ -132,6 +132,7 @@ impl Domains {
     /// Whether `name` goes past the relays: the longest domain decides that covers it. Names of onion services mean nothing to any network
     /// (RFC 7686 §2).
     pub(crate) fn goes_past(&self, name: &str) -> bool {
+        let name = &name.trim_end_matches('.').to_ascii_lowercase();
         match (longest(&self.excluded, name), longest(&self.included, name)) {
             _ if is_onion_name(name) => false,
             (excluded, Some(included)) => excluded > Some(included),
@@ -316,10 +317,10 @@ mod tests {
             "exclude.domains = [\"onion\"]",
             "include.domains = [\"example\"]",
         ] {
-            assert!(
-                !past(&format!("takeover.{text}"))("abc.onion"),
-                "no network knows it"
-            );
+            for name in ["abc.onion", "ABC.Onion."] {
+                let past = past(&format!("takeover.{text}"));
+                assert!(!past(name), "no network knows it");
+            }
         }
     }
 
