@@ -438,6 +438,7 @@ def choices(session):
         session.downs(name)
     included_domain(session)
     route(session)
+    gateway(session)
     opening(session)
     local_network(session)
     excluded_group(session)
@@ -491,6 +492,41 @@ def route(session):
         checks.check(f"{name}: {host} is seen as the relay of its path", seen == relay, f"{seen}, expected {relay}")
     session.state(name, (second.v4,))
     session.downs(name)
+
+
+def gateway(session):
+    """A network behind the device goes through as well, and nothing of it passes while traffic is blocked."""
+    name, device, target, checks = "gateway", session.device, session.target, session.checks
+    relay, guest = session.lab.relays[0], f"{device.ns}-guest"
+    inside = ("ip", "netns", "exec", guest)
+    device.sh("sysctl -qw net.ipv4.ip_forward=1")
+    subprocess.run(["ip", "netns", "add", guest], check=True)
+    try:
+        for command in ("link add lan0 netns {device} type veth peer name eth0 netns {guest}", "-n {device} addr add 192.168.7.1/24 dev lan0", "-n {device} link set lan0 up",
+                        "-n {guest} addr add 192.168.7.2/24 dev eth0", "-n {guest} link set eth0 up", "-n {guest} route add default via 192.168.7.1"):
+            subprocess.run(["ip", *command.format(device=device.ns, guest=guest).split()], check=True)
+
+        def curl(url, timeout=5):
+            return subprocess.run([*inside, "curl", "-sS", "--max-time", str(timeout), url], capture_output=True).stdout
+
+        if not session.ups(name, 1, '\n[takeover]\ngateway = ["192.168.7.0/24"]\n'):
+            return
+        session.watch.since()
+        got = curl(f"http://{target.v4}/peer").decode()
+        checks.check(f"{name}: a machine behind is seen as the relay", got == relay.v4, got)
+        found = subprocess.run([*inside, "dig", "+short", "+time=3", "+tries=1", "@198.18.0.2", "target.test"], capture_output=True).stdout.decode().strip()
+        got = curl(f"http://{found}/peer").decode()
+        checks.check(f"{name}: it finds names by us ({found})", found.startswith(POOLS) and got == relay.v4, got)
+        checks.check(f"{name}: {SIZE} bytes arrive there as they are", sha256(curl(f"http://{target.v4}/bytes/{SIZE}", 20)) == sha256(payload(SIZE)))
+        got = device.call("ping", "-c", "1", "-W", "2", "192.168.7.2").returncode
+        checks.check(f"{name}: the device reaches it", got == 0, got)
+        session.state(name)
+        device.kill()
+        checks.check(f"{name}: after SIGKILL it reaches nothing", not curl(f"http://{target.v4}/peer"))
+        session.downs(name)
+    finally:
+        subprocess.run(["ip", "netns", "del", guest], check=True)
+        device.sh("sysctl -qw net.ipv4.ip_forward=0")
 
 
 def opening(session):

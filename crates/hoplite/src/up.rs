@@ -150,7 +150,7 @@ pub(crate) fn work<G>(
     };
     let client = load(options)?;
     let services = service::prepare(&client.config.service)?;
-    let is_confined = apart::confine(client.config.takeover.user).map_err(failed)?;
+    let is_confined = confine(client.config.takeover.user).map_err(failed)?;
     let _logs = logs()?;
     if !is_confined {
         warn!(

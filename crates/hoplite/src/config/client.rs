@@ -521,6 +521,7 @@ impl Checker<'_> {
             ),
             ("takeover.include.domains", takeover.include.domains.len()),
             ("takeover.include.users", takeover.include.users.len()),
+            ("takeover.gateway", takeover.gateway.len()),
         ];
         for (key, _) in lists
             .into_iter()

@@ -592,6 +592,7 @@ impl Worker<'_> {
             Device::new(descriptor, config.device.mtu, true).map_err(|error| failed(&error))?;
         // Without addresses of a family programs are told none of it.
         config.device.addresses = self.addresses.clone();
+        config.device.behind = client.takeover.gateway.clone();
         config.dns.resolvers.extend(answered);
         config.dns.onion_services = worker_overlay.carried.reaches_services();
         let excluded = client.takeover.exclude.domains.iter();

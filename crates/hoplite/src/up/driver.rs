@@ -451,10 +451,24 @@ pub(super) async fn look(netlink: &Netlink, conf: &ResolvConf, ours: &[IpAddr]) 
         reverse_path: checks_reverse_path(Path::new(SETTINGS)),
         servers: servers(conf, resolving, ours),
         resolving,
+        forwards: forwards(Path::new(SETTINGS)),
         asks_us: conf.is_ours(),
         // Whoever cannot be asked may block.
         blocked: netlink.is_blocked().await.unwrap_or(true) || is_firewalled,
     }
+}
+
+fn forwards(settings: &Path) -> Vec<Family> {
+    let is_on = |file: &str| {
+        let text = fs::read_to_string(settings.join(file));
+        text.is_ok_and(|text| text.trim() == "1")
+    };
+    let families = [
+        (Family::V4, "ipv4/ip_forward"),
+        (Family::V6, "ipv6/conf/all/forwarding"),
+    ];
+    let on = families.into_iter().filter(|(_, file)| is_on(file));
+    on.map(|(family, _)| family).collect()
 }
 
 /// Whether it works, and whether our table stands.

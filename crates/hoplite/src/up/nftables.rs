@@ -507,7 +507,8 @@ fn postrouting(wanted: &Wanted, priority: &str) -> Vec<String> {
     if wanted.lan {
         lines.extend(reaching_local_network());
     }
-    lines.extend(targets(&wanted.past_addresses).map(|to| format!("{to} accept")));
+    let reached = wanted.behind.iter().chain(&wanted.past_addresses);
+    lines.extend(targets(reached).map(|to| format!("{to} accept")));
     lines.extend(
         wanted
             .past_users
@@ -559,7 +560,8 @@ fn forward(wanted: &Wanted, priority: &str) -> Vec<String> {
     if wanted.lan {
         lines.extend(reaching_local_network());
     }
-    lines.extend(targets(&wanted.past_addresses).map(|to| format!("{to} accept")));
+    let reached = wanted.behind.iter().chain(&wanted.past_addresses);
+    lines.extend(targets(reached).map(|to| format!("{to} accept")));
     if wanted.only_users.is_empty() {
         lines.extend(dropped(wanted));
     }
@@ -577,8 +579,8 @@ fn reaching_local_network() -> [String; 3] {
     ]
 }
 
-fn targets(networks: &[IpNet]) -> impl Iterator<Item = String> {
-    networks.iter().map(|network| match network {
+fn targets<'a>(networks: impl IntoIterator<Item = &'a IpNet>) -> impl Iterator<Item = String> {
+    networks.into_iter().map(|network| match network {
         IpNet::V4(network) => format!("ip daddr {network}"),
         IpNet::V6(network) => format!("ip6 daddr {network}"),
     })

@@ -46,6 +46,8 @@ pub(crate) struct Wanted {
     pub(crate) dns: bool,
     /// Whether the local network is reached directly.
     pub(crate) lan: bool,
+    /// Networks behind this machine whose traffic is taken; what has routes there is reached directly.
+    pub(crate) behind: Vec<IpNet>,
     /// Targets that are reached directly.
     pub(crate) past_addresses: Vec<IpNet>,
     /// Users whose programs go directly.
@@ -73,6 +75,8 @@ pub(crate) struct Facts {
     pub(crate) resolving: Resolving,
     /// Whom the system asks for names, our own addresses left out.
     pub(crate) servers: Vec<SocketAddr>,
+    /// The families in which it forwards packets of others.
+    pub(crate) forwards: Vec<Family>,
     /// Whether an earlier one left its block, be it a part of it.
     pub(crate) blocked: bool,
     /// Whether the system already asks us for names: an earlier one left that, perhaps before a reboot.
@@ -214,6 +218,7 @@ impl Wanted {
             no_firewall: false,
             dns: takeover.dns == Dns::Auto,
             lan: takeover.lan,
+            behind: takeover.gateway.clone(),
             past_addresses: exclude.addresses.clone(),
             past_users: exclude.users.clone(),
             past_cgroups: exclude.cgroups.clone(),
@@ -398,8 +403,9 @@ fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
         to: Some(*to),
         ..rule(6, MAIN)
     }));
-    let local = local_network().filter(|to| wanted.lan && family.has(to));
-    rules.extend(local.map(|to| Rule {
+    let local = local_network().filter(|_| wanted.lan);
+    let local = local.chain(wanted.behind.iter().copied());
+    rules.extend(local.filter(|to| family.has(to)).map(|to| Rule {
         to: Some(to),
         suppress: u32::from(to.prefix_len()).checked_sub(1),
         ..rule(7, MAIN)
@@ -467,6 +473,17 @@ fn warnings(wanted: &Wanted, facts: &Facts) -> Vec<String> {
     let has_firewall = wanted.block && facts.nft == Nft::Works;
     if !wanted.past_cgroups.is_empty() && !has_firewall {
         warnings.push("control groups are told apart by nftables only: none is excluded".into());
+    }
+    for (family, setting) in [
+        (Family::V4, "net.ipv4.ip_forward"),
+        (Family::V6, "net.ipv6.conf.all.forwarding"),
+    ] {
+        let is_behind = wanted.behind.iter().any(|network| family.has(network));
+        if is_behind && !facts.forwards.contains(&family) {
+            warnings.push(format!(
+                "takeover.gateway: this machine forwards nothing of others: sysctl -w {setting}=1"
+            ));
+        }
     }
     let by_program = !wanted.past_users.is_empty() || !wanted.past_cgroups.is_empty();
     let can_ask =

@@ -8,7 +8,7 @@ use std::{
 
 use hoplite_config::above_zero;
 use hoplite_wire::HostName;
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
@@ -38,6 +38,9 @@ pub struct Device {
     pub mtu: u16,
     /// Its own addresses: packets from others are dropped and counted. Empty: packets from everywhere are taken.
     pub addresses: Vec<IpAddr>,
+    /// Networks behind this device: their TCP and UDP is taken as well. No key.
+    #[serde(skip)]
+    pub behind: Vec<IpNet>,
     /// What comes first where a header would tell targets something.
     pub privacy: Privacy,
 }
@@ -118,6 +121,7 @@ impl Default for Device {
             name: "hoplite0".to_owned(),
             mtu: 1500,
             addresses: own(),
+            behind: Vec::new(),
             privacy: Privacy::default(),
         }
     }

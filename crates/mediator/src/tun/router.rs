@@ -174,7 +174,16 @@ pub(crate) fn header_policy(packet: &Packet<'_>, device: &Device) -> Verdict {
     if !is_routable(packet.destination) || own(packet.destination) {
         return Verdict::Drop(DropReason::Unroutable);
     }
-    if !device.addresses.is_empty() && !own(packet.source) {
+    // Of packets that are carried whole nobody could tell whose answer one is.
+    let is_flow = matches!(packet.protocol, ip::TCP | ip::UDP);
+    let is_behind = |address| {
+        device
+            .behind
+            .iter()
+            .any(|network| network.contains(address))
+    };
+    let taken = own(packet.source) || (is_flow && is_behind(&packet.source));
+    if !device.addresses.is_empty() && !taken {
         return Verdict::Drop(DropReason::Foreign);
     }
     let strict = device.privacy == Privacy::Anonymity;
@@ -253,6 +262,30 @@ mod policy_tests {
         for protocol in [ip::ICMP, 47, 50, 132, 255] {
             assert_eq!(verdict(protocol), [Verdict::Whole; 2]);
         }
+    }
+
+    #[test]
+    fn flows_of_networks_behind_the_device_are_taken_and_nothing_else_of_them() {
+        let device = Device {
+            behind: vec!["192.168.7.0/24".parse().expect("a network")],
+            ..device(Privacy::Anonymity)
+        };
+        let verdict = |source: &str, protocol| {
+            let source = source.parse().expect("an address");
+            let packet = Packet {
+                source,
+                protocol,
+                ..packet()
+            };
+            header_policy(&packet, &device)
+        };
+        for protocol in [ip::TCP, ip::UDP] {
+            assert_eq!(verdict("192.168.7.2", protocol), Verdict::Flow);
+            let other = verdict("192.168.8.2", protocol);
+            assert_eq!(other, Verdict::Drop(DropReason::Foreign));
+        }
+        let ping = verdict("192.168.7.2", ip::ICMP);
+        assert_eq!(ping, Verdict::Drop(DropReason::Foreign));
     }
 
     #[test]

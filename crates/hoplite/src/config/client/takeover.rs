@@ -20,6 +20,8 @@ pub(crate) struct Takeover {
     pub(crate) exclude: Exclude,
     /// What alone is taken, if anything is listed.
     pub(crate) include: Include,
+    /// Networks behind this machine whose traffic is taken, too.
+    pub(crate) gateway: Vec<IpNet>,
     /// As which user and group the process runs that reads what the network sends, if root starts it.
     pub(crate) user: u32,
 }
@@ -34,6 +36,7 @@ impl Default for Takeover {
             dns: Dns::default(),
             exclude: Exclude::default(),
             include: Include::default(),
+            gateway: Vec::new(),
             user: NOBODY,
         }
     }

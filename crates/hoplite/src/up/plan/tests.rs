@@ -16,6 +16,7 @@ fn wanted(block: bool) -> Wanted {
         no_firewall: false,
         dns: true,
         lan: false,
+        behind: Vec::new(),
         past_addresses: Vec::new(),
         past_users: Vec::new(),
         past_cgroups: Vec::new(),
@@ -111,6 +112,32 @@ fn where_only_some_is_taken_the_others_keep_their_name_servers() {
             .any(|step| matches!(step, Step::Names(..)))
     );
     assert_eq!(plan.answered, [server.ip()]);
+}
+
+#[test]
+fn what_is_behind_a_gateway_is_reached_by_its_own_routes_and_no_others() {
+    let mut wanted = wanted(true);
+    wanted.behind = vec!["192.168.7.0/24".parse().expect("a network")];
+    let has_gateway = |rule: &Rule| rule.to == wanted.behind.first().copied();
+    let told = plan(&wanted, &facts(true));
+    let rules = rules_of(&told);
+    let mut found = rules.iter().filter(|rule| has_gateway(rule));
+    let rule = found.next().expect("one");
+    assert_eq!((rule.table, rule.suppress), (Some(MAIN), Some(23)));
+    assert_eq!(found.next(), None);
+    let last = rules.iter().rfind(|rule| rule.family == Family::V4);
+    assert!(last.is_some_and(|last| last.priority > rule.priority));
+    let warned = |plan: &Plan| {
+        plan.warnings
+            .iter()
+            .any(|it| it.contains("net.ipv4.ip_forward"))
+    };
+    assert!(warned(&told));
+    let forwards = Facts {
+        forwards: vec![Family::V4],
+        ..facts(true)
+    };
+    assert!(!warned(&plan(&wanted, &forwards)));
 }
 
 #[test]
