@@ -1,5 +1,5 @@
 //! One document over HTTPS: what the identity provider of an issuer, and the issuer of a relay's tokens, publish. Straight to its host, without
-//! following anybody elsewhere, and no more than so many bytes.
+//! following anybody elsewhere, and no more than so many bytes. [`exchange`] is the request and its answer, over any stream.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,12 +7,15 @@ use bytes::Bytes;
 use hoplite_crypto::{ALPN_HTTP1, Trust, client_tls};
 use hoplite_overlay::{Direct, Error, Overlay, Terms};
 use hoplite_wire::{Host, Target};
-use http::{HeaderValue, Request, StatusCode, Uri, header};
+use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
-use tokio::time::timeout;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::timeout,
+};
 use tokio_rustls::TlsConnector;
 
 /// Why there is no document.
@@ -49,17 +52,17 @@ pub(crate) async fn fetch(
 
 /// Whether it is an address that can be fetched.
 pub(crate) fn is_address(address: &str) -> bool {
-    place(address).is_some()
+    place(address, "https", 443).is_some()
 }
 
-/// Where it is, and what is asked for there.
-fn place(address: &str) -> Option<(Target, Uri)> {
+/// Where it is, and what is asked for there; `None` unless it is of this scheme, which has `port`, and has a host and nobody's name and password.
+pub(crate) fn place(address: &str, scheme: &str, port: u16) -> Option<(Target, Uri)> {
     let uri: Uri = address.parse().ok()?;
     let authority = uri.authority().filter(|it| !it.as_str().contains('@'))?;
-    if uri.scheme_str() != Some("https") {
+    if uri.scheme_str() != Some(scheme) {
         return None;
     }
-    let port = authority.port_u16().unwrap_or(443);
+    let port = authority.port_u16().unwrap_or(port);
     let target = format!("{}:{port}", authority.host()).parse().ok()?;
     Some((target, uri))
 }
@@ -70,7 +73,7 @@ async fn get(
     most: usize,
     within: Duration,
 ) -> Result<Bytes, FetchError> {
-    let (target, uri) = place(address).ok_or(FetchError::NoAddress)?;
+    let (target, uri) = place(address, "https", 443).ok_or(FetchError::NoAddress)?;
     let name = match &target.host {
         Host::Ip(ip) => ServerName::from(*ip),
         Host::Name(name) => {
@@ -83,6 +86,26 @@ async fn get(
     let stream = TlsConnector::from(Arc::new(tls))
         .connect(name, stream)
         .await?;
+    let answer = exchange(stream, &uri, most).await?;
+    if answer.status != StatusCode::OK {
+        return Err(FetchError::Status(answer.status));
+    }
+    answer.body.ok_or(FetchError::TooLarge(most))
+}
+
+/// What somebody answered.
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) fields: HeaderMap,
+    /// `None` if it was larger than it may be, or was cut off.
+    pub(crate) body: Option<Bytes>,
+}
+
+/// Asks for `uri` by GET over `stream`, and reads the answer's body up to `most` bytes. Takes as long as the other side does.
+pub(crate) async fn exchange<S>(stream: S, uri: &Uri, most: usize) -> Result<Answer, hyper::Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let mut request = Request::new(Empty::<Bytes>::new());
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
@@ -92,13 +115,13 @@ async fn get(
     fields.extend(host.and_then(Result::ok).map(|host| (header::HOST, host)));
     fields.insert(header::CONNECTION, HeaderValue::from_static("close"));
     let asked = async {
-        let response = sender.send_request(request).await?;
-        if response.status() != StatusCode::OK {
-            return Err(FetchError::Status(response.status()));
-        }
-        let body = Limited::new(response.into_body(), most).collect().await;
-        body.map(http_body_util::Collected::to_bytes)
-            .map_err(|_| FetchError::TooLarge(most))
+        let (head, body) = sender.send_request(request).await?.into_parts();
+        let body = Limited::new(body, most).collect().await.ok();
+        Ok(Answer {
+            status: head.status,
+            fields: head.headers,
+            body: body.map(http_body_util::Collected::to_bytes),
+        })
     };
     tokio::select! {
         answer = asked => answer,
@@ -113,7 +136,8 @@ mod tests {
 
     #[test]
     fn an_address_is_https_with_a_host_and_nobodys_name_and_password() {
-        let (target, uri) = place("https://login.example/a/b?c=d").expect("an address");
+        let found = place("https://login.example/a/b?c=d", "https", 443);
+        let (target, uri) = found.expect("an address");
         assert_eq!(target.to_string(), "login.example:443");
         assert_eq!(
             uri.path_and_query().map(ToString::to_string).as_deref(),
@@ -130,5 +154,6 @@ mod tests {
             assert!(!is_address(address), "{address}");
         }
         assert!(is_address("https://[::1]:8443/keys"));
+        assert!(place("http://[::1]/keys", "http", 80).is_some());
     }
 }

@@ -3,19 +3,15 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use clap::Args;
 use hoplite_overlay::{Direct, Overlay, Terms};
 use hoplite_wire::Target;
-use http::{HeaderValue, Request, StatusCode, Uri, header};
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use http::{HeaderValue, StatusCode, Uri, header};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use crate::{
-    config::client::takeover::NOBODY, process::current_thread_runtime, say, say::Failure,
+    config::client::takeover::NOBODY, fetch, process::current_thread_runtime, say, say::Failure,
     up::confine,
 };
 
@@ -74,51 +70,22 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 
 /// Where it is, and what is asked for there.
 pub(super) fn place(url: &str) -> Option<(Target, Uri)> {
-    let uri: Uri = url.parse().ok()?;
-    let authority = uri.authority().filter(|it| !it.as_str().contains('@'))?;
-    if uri.scheme_str() != Some("http") {
-        return None;
-    }
-    let port = authority.port_u16().unwrap_or(80);
-    let target = format!("{}:{port}", authority.host()).parse().ok()?;
-    Some((target, uri))
+    fetch::place(url, "http", 80)
 }
 
 async fn ask(url: &str) -> Result<Found, String> {
     let (target, uri) = place(url).ok_or("it is no http:// address with a host")?;
     let terms = Terms::default().within(PATIENCE);
     let stream = Direct::new().open_stream(&target, &terms).await;
-    let stream = TokioIo::new(stream.map_err(|error| error.to_string())?);
-    let (mut sender, connection) = http1::handshake(stream)
-        .await
-        .map_err(|error| in_words(&error))?;
-    let mut request = Request::new(Empty::<Bytes>::new());
-    let path = uri.path_and_query().map_or("/", |path| path.as_str());
-    *request.uri_mut() = path.parse().unwrap_or_default();
-    let fields = request.headers_mut();
-    let host = uri.authority().map(|authority| authority.as_str().parse());
-    fields.extend(host.and_then(Result::ok).map(|host| (header::HOST, host)));
-    fields.insert(header::CONNECTION, HeaderValue::from_static("close"));
-    let asked = async {
-        let response = sender
-            .send_request(request)
-            .await
-            .map_err(|error| in_words(&error))?;
-        let status = response.status();
-        let location = response.headers().get(header::LOCATION).cloned();
-        let body = Limited::new(response.into_body(), MAX_PAGE).collect().await;
-        let body = body.map(http_body_util::Collected::to_bytes);
-        Ok(judge(status, location.as_ref(), &body.unwrap_or_default()))
-    };
-    tokio::select! {
-        answer = asked => answer,
-        // When the connection has ended, what came is still to be read.
-        never = async { drop(connection.await); std::future::pending().await } => never,
-    }
-}
-
-fn in_words(error: &hyper::Error) -> String {
-    format!("the answer is no HTTP ({error})")
+    let stream = stream.map_err(|error| error.to_string())?;
+    let answer = fetch::exchange(stream, &uri, MAX_PAGE).await;
+    let answer = answer.map_err(|error| format!("the answer is no HTTP ({error})"))?;
+    let location = answer.fields.get(header::LOCATION);
+    Ok(judge(
+        answer.status,
+        location,
+        &answer.body.unwrap_or_default(),
+    ))
 }
 
 /// What an answer means. Of where it leads only the host is told, if it is one: the rest is the network's to choose.
@@ -173,20 +140,6 @@ mod tests {
         ] {
             let found = judged(302, location, "");
             assert_eq!(found, Found::Login(host.map(str::to_owned)), "{location}");
-        }
-    }
-
-    #[test]
-    fn an_address_is_http_with_a_host_and_nobodys_name_and_password() {
-        assert!(place(URL).is_some() && place("http://[::1]:8080/a").is_some());
-        for url in [
-            "https://a.example/",
-            "http://",
-            "http://a:b@c.example/",
-            "a.example",
-            "",
-        ] {
-            assert!(place(url).is_none(), "{url}");
         }
     }
 }
