@@ -34,12 +34,14 @@ use std::{
 use bytes::BytesMut;
 use parking_lot::MutexGuard;
 use quinn_proto::{
-    ConnectionError, ConnectionEvent, DatagramEvent, EcnCodepoint, Transmit, TransportError,
-    TransportErrorCode,
+    ConnectionError, DatagramEvent, EcnCodepoint, Transmit, TransportError, TransportErrorCode,
 };
 use quinn_udp::RecvMeta;
 
-use self::{connection::Inner, endpoint::Shared};
+use self::{
+    connection::{Arrival, Inner},
+    endpoint::Shared,
+};
 pub use self::{
     connection::{Connecting, Connection, SendDatagramError},
     endpoint::{Endpoint, Incoming, RetryError},
@@ -97,7 +99,7 @@ struct Memory {
     /// To receive into.
     received: Vec<u8>,
     /// Which connection gets what of it.
-    events: Vec<(usize, ConnectionEvent)>,
+    events: Vec<Arrival>,
     batch: Vec<u8>,
 }
 
@@ -285,7 +287,7 @@ impl Task {
     fn take<'a>(
         &self,
         received: impl Iterator<Item = (&'a [u8], &'a RecvMeta)>,
-        events: &mut Vec<(usize, ConnectionEvent)>,
+        events: &mut Vec<Arrival>,
     ) -> usize {
         let now = now();
         let mut count = 1;
@@ -303,7 +305,12 @@ impl Task {
                     .handle(now, from, to, ecn, packet, &mut contents)
                 {
                     Some(DatagramEvent::ConnectionEvent(handle, event)) => {
-                        events.push((handle.0, event));
+                        events.push(Arrival {
+                            number: handle.0,
+                            from,
+                            to,
+                            event,
+                        });
                     }
                     Some(DatagramEvent::NewConnection(attempt)) => {
                         if state.closed.is_some() {
@@ -324,16 +331,17 @@ impl Task {
     }
 
     /// Gives each connection its events: those that follow each other under one lock.
-    fn hand_over(&mut self, events: &mut Vec<(usize, ConnectionEvent)>) {
+    fn hand_over(&mut self, events: &mut Vec<Arrival>) {
         let mut all = events.drain(..).peekable();
-        while let Some((number, event)) = all.next() {
+        while let Some(arrival) = all.next() {
+            let number = arrival.number;
             let Some(inner) = self.shared.connection(number) else {
                 continue;
             };
             let mut connection = inner.state();
-            connection.stack.handle_event(event);
-            while let Some((_, event)) = all.next_if(|(next, _)| *next == number) {
-                connection.stack.handle_event(event);
+            connection.take(arrival);
+            while let Some(arrival) = all.next_if(|next| next.number == number) {
+                connection.take(arrival);
             }
             self.made_due(inner.clone(), connection);
         }
@@ -437,8 +445,7 @@ impl Task {
         if is_open {
             self.batch.clear();
             let most = self.most_segments(usize::from(connection.stack.current_mtu()));
-            let stack = &mut connection.stack;
-            transmit = stack.poll_transmit(now(), most, &mut self.batch);
+            transmit = connection.poll_transmit(now(), most, &mut self.batch);
         } else if !mem::replace(&mut connection.is_blocked, true) {
             self.blocked.push(Arc::clone(&inner));
         }

@@ -335,10 +335,16 @@ impl UdpFlow {
 }
 
 impl Datagrams for UdpFlow {
+    /// The way that is gone altogether counts: another address of the same name may be in reach, as by the other version of IP.
     fn moved(&self) -> bool {
-        let now = source_towards(self.peer, self.mark);
-        let then = self.local_addr();
-        !self.bound && matches!((now, then), (Ok(now), Ok(then)) if now != then.ip())
+        let Ok(then) = self.local_addr() else {
+            return false;
+        };
+        !self.bound
+            && match source_towards(self.peer, self.mark) {
+                Ok(now) => now != then.ip(),
+                Err(error) => is_out_of_reach(&error),
+            }
     }
 
     fn max_payload(&self) -> usize {
@@ -353,6 +359,15 @@ impl Datagrams for UdpFlow {
         self.poll_recv_marked(cx, buf)
             .map_ok(|(received, _)| received)
     }
+}
+
+fn is_out_of_reach(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::AddrNotAvailable
+    )
 }
 
 /// The address that the system would use towards `peer` now. Nothing is sent.

@@ -19,8 +19,9 @@ use std::{
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use quinn_proto::{
-    ConnectionError, ConnectionHandle, ConnectionStats, Dir, Event, Side, StreamEvent, StreamId,
-    VarInt, congestion::Controller, crypto::ExportKeyingMaterialError,
+    ConnectionError, ConnectionEvent, ConnectionHandle, ConnectionStats, Dir, Event, Side,
+    StreamEvent, StreamId, Transmit, VarInt, congestion::Controller,
+    crypto::ExportKeyingMaterialError,
 };
 use tokio::sync::Notify;
 
@@ -44,6 +45,9 @@ pub(super) struct Inner {
 
 pub(super) struct State {
     pub(super) stack: quinn_proto::Connection,
+    /// The address of ours to which the peer's packets go now, where the system says. The stack knows that of the first one alone, which is of the
+    /// wrong version of IP once the peer has moved from one to the other.
+    reached: Option<IpAddr>,
     /// Why it ended, if it did.
     pub(super) error: Option<ConnectionError>,
     is_connected: bool,
@@ -60,6 +64,47 @@ pub(super) struct State {
     pub(super) stopped: BTreeMap<StreamId, Arc<Notify>>,
 }
 
+/// A packet that came for a connection.
+pub(super) struct Arrival {
+    /// Which connection's.
+    pub(super) number: usize,
+    pub(super) from: SocketAddr,
+    /// Which address of ours it came to, where the system says.
+    pub(super) to: Option<IpAddr>,
+    pub(super) event: ConnectionEvent,
+}
+
+impl State {
+    /// A packet that is not from where the peer is says nothing about where it reaches us.
+    pub(super) fn take(&mut self, arrival: Arrival) {
+        self.stack.handle_event(arrival.event);
+        if arrival.to.is_some() && arrival.from == self.stack.remote_address() {
+            self.reached = arrival.to;
+        }
+    }
+
+    /// What the stack wants to send, from the address that the peer knows (RFC 9000 §9.5 has it answer from where it was reached).
+    pub(super) fn poll_transmit(
+        &mut self,
+        now: Instant,
+        most: usize,
+        batch: &mut Vec<u8>,
+    ) -> Option<Transmit> {
+        let mut transmit = self.stack.poll_transmit(now, most, batch)?;
+        transmit.src_ip = self.source_towards(transmit.destination);
+        Some(transmit)
+    }
+
+    /// Ours towards `peer`; none of another version of IP, which the system refuses.
+    fn source_towards(&self, peer: SocketAddr) -> Option<IpAddr> {
+        let is_v4 = |ip: IpAddr| ip.to_canonical().is_ipv4();
+        [self.reached, self.stack.local_ip()]
+            .into_iter()
+            .flatten()
+            .find(|ip| is_v4(*ip) == is_v4(peer.ip()))
+    }
+}
+
 impl Inner {
     pub(super) fn new(
         stack: quinn_proto::Connection,
@@ -71,6 +116,7 @@ impl Inner {
             endpoint,
             state: Mutex::new(State {
                 stack,
+                reached: None,
                 error: None,
                 is_connected: false,
                 connecting: None,
@@ -520,7 +566,9 @@ impl Connection {
     /// The address of ours that the peer uses, where the system says.
     #[must_use]
     pub fn local_ip(&self) -> Option<IpAddr> {
-        self.inner().state().stack.local_ip()
+        let inner = self.inner();
+        let state = inner.state();
+        state.source_towards(state.stack.remote_address())
     }
 
     /// How long an answer of the peer takes now.

@@ -10,7 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
@@ -22,7 +22,7 @@ use quinn_proto::{ClientConfig, ConnectError, ConnectionError, EndpointConfig, S
 use quinn_udp::{RecvMeta, Transmit};
 use tokio::time::{sleep, timeout};
 
-use super::{AsyncUdpSocket, Connection, Endpoint};
+use super::{AsyncUdpSocket, Connection, Endpoint, UdpSocket};
 use crate::{Hooks, coalesce::MOST_SEGMENTS, tests::pair::configs, timer::Timers};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -287,6 +287,95 @@ async fn an_endpoint_that_moves_hears_the_old_socket_until_the_new_one_has_heard
     assert_eq!(soon(far.read_datagram()).await.unwrap(), "from the new");
     sleep(Duration::from_secs(1)).await;
     assert_eq!(far.remote_address(), address(3));
+}
+
+/// A socket of the system's for one end of a path, as a NAT makes one: whatever it sends goes to `far`, and nothing comes but from there.
+struct Towards {
+    socket: UdpSocket,
+    far: SocketAddr,
+}
+
+impl Towards {
+    fn new(near: &str, far: SocketAddr) -> Arc<Self> {
+        let socket = std::net::UdpSocket::bind(near).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let socket = UdpSocket::new(socket).unwrap();
+        Arc::new(Self { socket, far })
+    }
+}
+
+impl AsyncUdpSocket for Towards {
+    fn poll_send(&self, cx: &mut Context<'_>, transmit: &Transmit<'_>) -> Poll<io::Result<()>> {
+        let destination = self.far;
+        self.socket.poll_send(
+            cx,
+            &Transmit {
+                destination,
+                ..*transmit
+            },
+        )
+    }
+
+    fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        buffers: &mut [IoSliceMut<'_>],
+        metas: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        let count = ready!(self.socket.poll_recv(cx, buffers, metas))?;
+        for meta in metas.iter_mut().take(count) {
+            if meta.addr == self.far {
+                meta.addr = address(1);
+            } else {
+                meta.len = 0;
+            }
+        }
+        Poll::Ready(Ok(count))
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+}
+
+impl fmt::Debug for Towards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Towards")
+    }
+}
+
+/// Its host has several addresses, and listens for both versions of IP by one socket.
+#[tokio::test]
+async fn a_client_that_moves_from_one_version_of_ip_to_the_other_is_answered_from_where_it_asks() {
+    provider();
+    let (client, server) = configs(&Hooks::default(), &Hooks::default(), None);
+    let listener = Towards::new("[::]:0", address(9));
+    let port = listener.local_addr().unwrap().port();
+    let listener = Arc::new(Arc::into_inner(listener).unwrap().socket);
+    let server = Endpoint::with_socket(
+        EndpointConfig::default(),
+        Some(server),
+        listener,
+        Timers::Exact,
+    );
+    let (server, v4) = (server.unwrap(), SocketAddr::from(([127, 0, 0, 2], port)));
+    let line = Towards::new("127.0.0.1:0", v4) as _;
+    let end = Endpoint::with_socket(EndpointConfig::default(), None, line, Timers::Exact).unwrap();
+    let dialled = end.connect_with(client, address(1), "relay.example");
+    let accepted = async { server.accept().await.unwrap().await.unwrap() };
+    let (near, far) = soon(async { tokio::join!(dialled.unwrap(), accepted) }).await;
+    let near = near.unwrap();
+    let v6 = format!("[::1]:{port}").parse().unwrap();
+    for line in [Towards::new("[::1]:0", v6), Towards::new("127.0.0.1:0", v4)] {
+        end.move_to(Arc::clone(&line) as _).unwrap();
+        near.send_datagram(Bytes::from_static(b"asks")).unwrap();
+        soon(far.read_datagram()).await.unwrap();
+        let here = far.local_ip().map(|ip| ip.to_canonical());
+        assert_eq!(here, Some(line.far.ip()));
+        far.send_datagram(Bytes::from_static(b"is answered"))
+            .unwrap();
+        soon(near.read_datagram()).await.unwrap();
+    }
 }
 
 #[tokio::test(start_paused = true)]
