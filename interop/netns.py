@@ -183,13 +183,13 @@ class NetLab(Lab):
                 raise RuntimeError(server.text())
         return [p for p in self.processes if p.name.startswith("targets")]
 
-    def start_relay(self, host, extra=""):
-        """Ingress to every other relay, egress to the target."""
+    def start_relay(self, host, extra="", top="", listen="0.0.0.0"):
+        """Ingress to every other relay, egress to the target. `top`, `extra`: more at the beginning of its file, and at the end."""
         if host.name not in self.leaves:  # a restarted relay keeps its key
             self.leaves[host.name] = self.authority.leaf(host.name, [host.v4, host.name])
         leaf = self.leaves[host.name]
         onward = [f"{r.v4}:{RELAY_PORT}" for r in self.relays if r is not host]
-        config = relay_config(host.name, f"0.0.0.0:{RELAY_PORT}", ("ingress", "egress"), leaf,
+        config = top + relay_config(host.name, f"{listen}:{RELAY_PORT}", ("ingress", "egress"), leaf,
                               (f"{self.target.v4}/32", f"{self.target.v6}/128"), f"{self.target.v4}:53", (TOKEN,), onward, extra)
         path = self.folder / f"{host.name}.toml"
         path.write_text(config)
