@@ -26,7 +26,8 @@ struct Cli {
 enum Command {
     /// Three relays and a client on this machine: a real download through 0 to 3 hops, and one table.
     Demo(crate::measure::demo::Options),
-    /// Begin a relay: its file, its identity and a token; prints the URL with which clients import it.
+    /// Begin a relay: its file, its identity and a token; prints the URL with which clients import it. On a terminal it asks for what is not given, and writes
+    /// a client's file too.
     Init(crate::introduce::Init),
     /// Take relays into a client's file by the URLs of their operators; makes the file if there is none.
     Import(crate::introduce::Import),
@@ -125,7 +126,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let _guard = (!is_alone).then(logs).transpose()?;
     let done = match cli.command {
         Command::Demo(options) => crate::measure::demo::run(&options, cli.json),
-        Command::Init(options) => crate::introduce::init(&options, cli.json),
+        Command::Init(options) => crate::introduce::init(options, cli.json),
         Command::Import(options) => crate::introduce::import(&options, cli.json),
         Command::Keygen(options) => crate::keygen::run(&options, cli.json),
         Command::Relay(options) => crate::relay::run(&options, cli.json),

@@ -1,5 +1,8 @@
 //! How relays and clients come to know each other without anybody copying keys: `hoplite init` writes a relay's file, its identity and a token, and prints
-//! the URL that a client wants ([`RelayUrl`]); `hoplite import` takes such URLs into a client's file. Nothing is written that `hoplite check` would refuse.
+//! the URL that a client wants ([`RelayUrl`]); `hoplite import` takes such URLs into a client's file. On a terminal `init` asks for what no flag says (`ask`),
+//! for a client's file too. Nothing is written that `hoplite check` would refuse.
+
+mod ask;
 
 use std::{
     fs,
@@ -17,6 +20,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use serde_json::json;
 use zeroize::Zeroizing;
 
+use self::ask::{Asked, Suggested};
 use crate::{
     config::{Document, client, relay},
     directory::now,
@@ -28,24 +32,29 @@ use crate::{
 const TOKEN_BYTES: usize = 24;
 /// The relays that a path has at most.
 const LONGEST_PATH: usize = 4;
+/// What a client's file is called if nobody says otherwise.
+const CLIENT_FILE: &str = "client.toml";
+/// A relay's file, in its directory.
+const RELAY_FILE: &str = "relay.toml";
 /// The most that is read of the standard input, in bytes.
 const LONGEST_INPUT: u64 = 64 << 10;
 
-/// The options of `hoplite init`.
+/// The options of `hoplite init`. On a terminal it asks for what is needed and not given.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Init {
     /// The relay's host and port as clients reach it; its port is where it listens, unless --listen says otherwise. A port that is left out is 443.
     #[arg(value_name = "HOST[:PORT]")]
-    address: String,
+    address: Option<String>,
     /// The directory for relay.toml and the identity; it is made if absent.
     #[arg(long, value_name = "DIR")]
-    out: PathBuf,
+    out: Option<PathBuf>,
     /// What the relay is called: letters, digits, '-', '_' and '.'; the first part of the host by default.
     #[arg(long)]
     name: Option<String>,
-    /// What the relay does. Clients need one that is the first of their path and one that is the last; one operator runs one of them.
-    #[arg(long, value_enum, default_value_t = Does::Both)]
-    role: Does,
+    /// What the relay does. Clients need one that is the first of their path and one that is the last; one operator runs one of them. Both by
+    /// default.
+    #[arg(long, value_enum)]
+    role: Option<Does>,
     /// Where the relay listens, UDP and TCP alike; may be given several times.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Vec<SocketAddr>,
@@ -78,13 +87,56 @@ pub(crate) struct Import {
     #[arg(value_name = "URL", required = true)]
     urls: Vec<String>,
     /// The client's file. One that is not there is made, with a path over these relays; to one that is there the relays are added.
-    #[arg(long, value_name = "FILE", default_value = "client.toml")]
+    #[arg(long, value_name = "FILE", default_value = CLIENT_FILE)]
     config: PathBuf,
 }
 
+impl Init {
+    /// Whether anything is said that only a relay has.
+    fn is_of_a_relay(&self) -> bool {
+        let texts = self.address.is_some() || self.name.is_some() || self.out.is_some();
+        let lists = !self.listen.is_empty() || !self.next.is_empty();
+        texts || lists || self.role.is_some() || self.onion || self.qr
+    }
+
+    fn does(&self) -> Does {
+        self.role.unwrap_or(Does::Both)
+    }
+}
+
 /// Runs `hoplite init`.
-pub(crate) fn init(options: &Init, json: bool) -> Result<(), Failure> {
-    let address = with_port(&options.address)?;
+pub(crate) fn init(options: Init, json: bool) -> Result<(), Failure> {
+    let is_whole = options.address.is_some() && options.out.is_some();
+    if is_whole || !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        return begin_relay(&options, json);
+    }
+    let suggested = Suggested {
+        directory: if rustix::process::geteuid().is_root() {
+            "/etc/hoplite"
+        } else {
+            "hoplite-relay"
+        },
+        file: CLIENT_FILE,
+    };
+    let mut input = io::stdin().lock().take(LONGEST_INPUT);
+    match ask::all(options, &suggested, &mut input, &mut say::questions())? {
+        Asked::Relay(options) => begin_relay(&options, json),
+        Asked::Client(urls, file) => take(&urls, &file, json),
+    }
+}
+
+fn begin_relay(options: &Init, json: bool) -> Result<(), Failure> {
+    let (Some(address), Some(out)) = (&options.address, &options.out) else {
+        let given = [options.address.is_some(), options.out.is_some()];
+        let missing = ["<HOST[:PORT]>", "--out <DIR>"].into_iter().zip(given);
+        let missing: Vec<_> = missing
+            .filter(|(_, given)| !given)
+            .map(|(name, _)| name)
+            .collect();
+        let why = "the following required arguments were not provided";
+        return Err(Failure::usage(format!("{why}: {}", missing.join(" "))));
+    };
+    let address = with_port(address).map_err(Failure::usage)?;
     let name = match &options.name {
         Some(name) => name.clone(),
         None => first_part(&address),
@@ -95,7 +147,7 @@ pub(crate) fn init(options: &Init, json: bool) -> Result<(), Failure> {
             "{why}: give one of letters, digits, '-', '_' and '.' with --name"
         )));
     }
-    let file = options.out.join("relay.toml");
+    let file = out.join(RELAY_FILE);
     if file.exists() {
         let doing = format!("writing {}", file.display());
         let remedy = "choose another directory with --out, or edit the file that is there";
@@ -105,7 +157,7 @@ pub(crate) fn init(options: &Init, json: bool) -> Result<(), Failure> {
     let text = relay_file(options, &name, &address, &token);
     // Before anything is written.
     relay::read(&Document::parse(&file, text.as_str().to_owned())?)?;
-    let url = introduced(options, name, address, token)?;
+    let url = introduced(options, &out.join("identity"), name, address, token)?;
     identity::write(&file, text.as_bytes(), 0o600)?;
     let url = Zeroizing::new(url.to_string());
     if json {
@@ -137,26 +189,26 @@ fn drawn(url: &str) -> Result<Zeroizing<String>, Failure> {
 /// Makes the identity, or takes that which is there, and says what clients need of it.
 fn introduced(
     options: &Init,
+    directory: &Path,
     name: String,
     address: Target,
     token: Token,
 ) -> Result<RelayUrl, Failure> {
-    let directory = options.out.join("identity");
-    let files = Files::within(&directory);
+    let files = Files::within(directory);
     let files = if files.exist() {
         files
     } else {
         let new = identity::make(&[address.host.to_string()])?;
-        identity::store(&directory, &new, false)?
+        identity::store(directory, &new, false)?
     };
-    let onion = Stored::read_or_make(&directory, now())?.public()?;
+    let onion = Stored::read_or_make(directory, now())?.public()?;
     Ok(RelayUrl {
         name,
         address,
         pin: Some(files.read()?.pin()),
         onion: options.onion.then_some(onion),
-        ingress: options.role != Does::Egress,
-        egress: options.role != Does::Ingress,
+        ingress: options.does() != Does::Egress,
+        egress: options.does() != Does::Ingress,
         token: Some(token),
     })
 }
@@ -171,7 +223,7 @@ fn relay_file(options: &Init, name: &str, address: &Target, token: &Token) -> Ze
         [] => vec![format!("[::]:{}", address.port)],
         given => given.iter().map(ToString::to_string).collect(),
     };
-    let roles = match options.role {
+    let roles = match options.does() {
         Does::Ingress => vec!["ingress"],
         Does::Egress => vec!["egress"],
         Does::Both => vec!["ingress", "egress"],
@@ -200,7 +252,7 @@ fn relay_file(options: &Init, name: &str, address: &Target, token: &Token) -> Ze
     text
 }
 
-fn with_port(text: &str) -> Result<Target, Failure> {
+fn with_port(text: &str) -> Result<Target, String> {
     let whole = match text.parse::<std::net::Ipv6Addr>() {
         Ok(address) => format!("[{address}]:443"),
         Err(_)
@@ -214,7 +266,7 @@ fn with_port(text: &str) -> Result<Target, Failure> {
     };
     whole
         .parse()
-        .map_err(|error| Failure::usage(format!("{text:?} is no host and port: {error}")))
+        .map_err(|error| format!("{text:?} is no host and port: {error}"))
 }
 
 /// "amber" of "amber.example.org"; an address has no parts.
@@ -237,45 +289,48 @@ fn new_token() -> Result<Token, Failure> {
 
 /// Runs `hoplite import`.
 pub(crate) fn import(options: &Import, json: bool) -> Result<(), Failure> {
-    let urls = read_urls(&options.urls)?;
-    let (before, known) = if options.config.exists() {
-        let known = client::load(&options.config)?;
-        let text = fs::read_to_string(&options.config)
-            .map_err(|error| Failure::no_config(&options.config, &error))?;
+    take(&read_urls(&options.urls)?, &options.config, json)
+}
+
+/// Takes relays into a client's file, which is made if there is none.
+fn take(urls: &[RelayUrl], file: &Path, json: bool) -> Result<(), Failure> {
+    let (before, known) = if file.exists() {
+        let known = client::load(file)?;
+        let text = fs::read_to_string(file).map_err(|error| Failure::no_config(file, &error))?;
         (Some(Zeroizing::new(text)), known.config.relay)
     } else {
         (None, Vec::new())
     };
     let made = before.is_none();
     let mut new = Vec::new();
-    for url in &urls {
+    for url in urls {
         match known.iter().find(|relay| relay.name == url.name) {
             Some(relay) if relay.address == url.address && relay.pin == url.pin => {}
-            Some(_) => return Err(taken(&options.config, &url.name)),
+            Some(_) => return Err(taken(file, &url.name)),
             None => new.push(url),
         }
     }
     let mut text = match before {
         Some(text) => text,
-        None => Zeroizing::new(heading(&urls)),
+        None => Zeroizing::new(heading(urls)),
     };
     for url in &new {
         text.push_str(&stanza(url));
     }
     // Before anything is written.
-    client::read(&Document::parse(&options.config, text.as_str().to_owned())?)?;
+    client::read(&Document::parse(file, text.as_str().to_owned())?)?;
     if !new.is_empty() {
-        identity::write(&options.config, text.as_bytes(), mode(&options.config))?;
+        identity::write(file, text.as_bytes(), mode(file))?;
     }
-    tell(options, made, &new, json)
+    tell(file, made, &new, json)
 }
 
-fn tell(options: &Import, made: bool, new: &[&RelayUrl], json: bool) -> Result<(), Failure> {
+fn tell(file: &Path, made: bool, new: &[&RelayUrl], json: bool) -> Result<(), Failure> {
     let names: Vec<_> = new.iter().map(|url| url.name.as_str()).collect();
     if json {
-        return say::json(&json!({"config": options.config, "added": names}));
+        return say::json(&json!({"config": file, "added": names}));
     }
-    let file = options.config.display();
+    let file = file.display();
     let said = match (names.is_empty(), made) {
         (true, _) => format!("hoplite: {file} has these relays already"),
         (false, true) => format!(

@@ -62,6 +62,11 @@ pub(crate) fn passing(line: impl AsRef<str>) {
     }
 }
 
+/// Where questions go, which end without a line break.
+pub(crate) fn questions() -> impl Write {
+    io::stderr()
+}
+
 /// Why a command ends without success. Displays as `hoplite: what failed: why: what to do`, one line per problem.
 #[derive(Debug)]
 pub(crate) enum Failure {

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Write,
     os::unix::fs::PermissionsExt,
     path::Path,
     process::{Command, Output, Stdio},
@@ -143,4 +144,52 @@ fn init_replaces_no_relay() {
         "{}",
         said(&again)
     );
+}
+
+#[test]
+fn without_a_terminal_nothing_is_asked_and_what_is_missing_is_named() {
+    for (given, missing) in [
+        (&["init"][..], "<HOST[:PORT]> --out <DIR>"),
+        (&["init", "amber.example.org"], "provided: --out <DIR>"),
+    ] {
+        let output = run(given);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(said(&output).contains(missing), "{}", said(&output));
+    }
+}
+
+/// What `hoplite init` says on a terminal where this is typed, and how it ends.
+fn typed(directory: &Path, answers: &str) -> (String, Option<i32>) {
+    let command = format!("{} init", env!("CARGO_BIN_EXE_hoplite"));
+    let mut script = Command::new("script")
+        .args(["-qec", &command, "/dev/null"])
+        .current_dir(directory)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("`script` of util-linux");
+    let mut input = script.stdin.take().expect("piped");
+    input.write_all(answers.as_bytes()).expect("typed");
+    drop(input);
+    let output = script.wait_with_output().expect("ends");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    (said, output.status.code())
+}
+
+#[test]
+fn on_a_terminal_a_relay_and_a_client_are_asked_for_and_check_takes_both_files() {
+    let directory = tempfile::tempdir().expect("made");
+    let at = |name| path(directory.path(), name);
+    let (relay, code) = typed(directory.path(), "relay\namber:4433\n\namber\n");
+    assert_eq!(code, Some(0), "{relay}");
+    let url = relay.lines().last().unwrap_or_default().trim();
+    let (client, code) = typed(directory.path(), &format!("client\n{url}\n\nme.toml\n"));
+    assert_eq!(code, Some(0), "{client}");
+    for file in ["amber/relay.toml", "me.toml"] {
+        assert_eq!(mode(&at(file)), 0o600, "it has a token");
+        answer(&["check", "--config", text(&at(file))]);
+    }
+    let (ended, code) = typed(directory.path(), "client\n");
+    assert_eq!(code, Some(2), "{ended}");
+    assert!(ended.contains("hoplite import URL"), "{ended}");
 }
