@@ -1,16 +1,14 @@
 //! Secrets in files of their own, which only their owner, and perhaps his group, may read; keys are hexadecimal digits.
 
-use std::{fs::File, io::Read, os::unix::fs::PermissionsExt, path::Path};
+use std::{fs::File, io::Read, path::Path};
 
 use zeroize::Zeroizing;
 
 /// A longer file holds no key.
 const LONGEST: u64 = 4096;
 
-/// What a file's mode grants to everybody.
-const OTHERS: u32 = 0o007;
-
 /// What stands in the file at `path`, up to 4,096 bytes. The file's group may read it, as where Kubernetes mounts secrets; everybody must not.
+/// Where files have no mode, nobody looks who may.
 ///
 /// # Errors
 /// The file cannot be read, is open to everybody, or is no text.
@@ -18,11 +16,10 @@ pub fn secret_text(path: &Path) -> Result<Zeroizing<String>, String> {
     let shown = path.display();
     let unread = |error: std::io::Error| format!("cannot read {shown}: {error}");
     let file = File::open(path).map_err(unread)?;
-    let mode = file.metadata().map_err(unread)?.permissions().mode();
-    if mode & OTHERS != 0 {
+    #[cfg(unix)]
+    if let Some(mode) = mode_for_everybody(&file).map_err(unread)? {
         return Err(format!(
-            "everybody on this machine may use {shown} (mode {:03o}): chmod o= takes that away",
-            mode & 0o777
+            "everybody on this machine may use {shown} (mode {mode:03o}): chmod o= takes that away"
         ));
     }
     let mut text = Zeroizing::new(String::new());
@@ -30,6 +27,15 @@ pub fn secret_text(path: &Path) -> Result<Zeroizing<String>, String> {
         .read_to_string(&mut text)
         .map_err(unread)?;
     Ok(text)
+}
+
+/// A file's mode, if it grants anything to everybody.
+#[cfg(unix)]
+fn mode_for_everybody(file: &File) -> std::io::Result<Option<u32>> {
+    use std::os::unix::fs::PermissionsExt;
+
+    let mode = file.metadata()?.permissions().mode();
+    Ok((mode & 0o007 != 0).then_some(mode & 0o777))
 }
 
 /// The `N` bytes that stand in the file at `path` as hexadecimal digits, white space around them aside.
@@ -60,7 +66,10 @@ pub fn hex(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{self, Permissions};
+    use std::{
+        fs::{self, Permissions},
+        os::unix::fs::PermissionsExt,
+    };
 
     use super::*;
 

@@ -3,6 +3,7 @@
 //!
 //! # Not in this room
 //! HTTP (`http`), circuits of cells (`channel`), who may connect (`relay`), keys and pins (`crypto`), the device's own sockets (`overlay::direct`).
+//! The listening side is Linux's, as relays are.
 
 mod bypass;
 mod config;
@@ -10,6 +11,7 @@ mod dial;
 mod health;
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
+#[cfg(target_os = "linux")]
 pub mod server;
 mod socket;
 

@@ -1,37 +1,41 @@
 //! The overlay that is none: flows leave by this device's own sockets.
-//! The only place in the workspace that opens a socket towards a target or asks the system for a name.
+//! The only place in the workspace that opens a socket towards a target or asks the system for a name. What systems do not have in common is
+//! in `system`; echoes and TUN devices are Linux's.
 
 pub mod bound;
+#[cfg(target_os = "linux")]
 pub mod echo;
 pub mod resolver;
 pub mod rights;
+mod system;
 pub mod tcp;
+#[cfg(target_os = "linux")]
 pub mod tun;
 pub mod udp;
 
 use std::{
     fmt, io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
-use hoplite_wire::{
-    Host, HostName, Target,
-    connect_ip::{ICMP, ICMPV6, Prefix, Route, Scope, ScopeTarget},
-};
+#[cfg(target_os = "linux")]
+use hoplite_wire::connect_ip::Scope;
+use hoplite_wire::{Host, HostName, Target};
 use rustix::io::Errno;
 
+#[cfg(target_os = "linux")]
+pub use self::echo::{EchoFlow, EchoSettings, echo_is_permitted};
 pub use self::{
     bound::BoundUdp,
-    echo::{EchoFlow, EchoSettings, echo_is_permitted},
     resolver::{Fixed, Resolver, System},
     tcp::{KeepAlive, Silence, TcpFlow, connect_socket, connect_socket_from},
     udp::{SocketBuffers, UdpFlow, UdpSettings, connect_udp},
 };
-use crate::{
-    Datagrams, Error, ErrorKind, Opening, Overlay, Packets, Reason, Stream, Terms, datagrams,
-};
+#[cfg(target_os = "linux")]
+use crate::Packets;
+use crate::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms};
 
 /// Says whether a packet may be sent to this address and port at all; asked after resolution, before anything is sent.
 pub type Guard = dyn Fn(IpAddr, u16) -> Result<(), Reason> + Send + Sync;
@@ -41,17 +45,6 @@ pub const MAX_ADDRESSES: usize = 8;
 
 /// How long opening may take when the terms give no deadline.
 const OPENING_LIMIT: Duration = Duration::from_secs(30);
-
-/// What a flow of echoes is given as its source, one of each family: they never leave the process (RFC 7600, RFC 6666).
-const DUMMIES: [IpAddr; 2] = [
-    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 8)),
-    IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 8)),
-];
-
-/// How many programs may use one flow of echoes at a time, and after how long one is forgotten.
-const IDENTS: usize = 16;
-
-const IDENT_IDLE: Duration = Duration::from_secs(60);
 
 /// Flows by the device's own sockets.
 #[derive(Clone)]
@@ -182,51 +175,6 @@ impl Direct {
         udp::connect_first(&self.addresses(target).await?, &self.udp)
     }
 
-    /// Echoes alone: the device's own sockets carry no other packets without rights.
-    async fn packets(&self, scope: &Scope) -> Result<EchoFlow, Error> {
-        let families = [ICMP, ICMPV6].map(|icmp| scope.protocol.is_none_or(|only| only == icmp));
-        let served = |ip: &IpAddr| {
-            let [v4, v6] = families;
-            let wanted = if ip.is_ipv4() { v4 } else { v6 };
-            wanted && echo_is_permitted(ip.is_ipv6()).is_ok()
-        };
-        let addresses: Vec<IpAddr> = DUMMIES.into_iter().filter(served).collect();
-        if addresses.is_empty() {
-            return Err(datagrams::unsupported());
-        }
-        let mut routes = self.routes(scope).await?;
-        routes.retain(|route| served(&route.first()));
-        if routes.is_empty() {
-            return Err(no_such_name());
-        }
-        Ok(EchoFlow::new(EchoSettings {
-            addresses: addresses.into_iter().map(Prefix::one).collect(),
-            routes,
-            idents: IDENTS,
-            idle: IDENT_IDLE,
-            guard: self.guard.clone(),
-            sources: Vec::new(),
-            mark: self.udp.mark,
-        }))
-    }
-
-    async fn routes(&self, scope: &Scope) -> Result<Vec<Route>, Error> {
-        let host = match &scope.target {
-            ScopeTarget::Name(name) => Host::Name(name.clone()),
-            ScopeTarget::Prefix(prefix) => match prefix.single() {
-                Some(ip) => Host::ip(ip),
-                None => return Ok(vec![prefix.route(0)]),
-            },
-            ScopeTarget::Any => {
-                let families = DUMMIES.iter().filter_map(|ip| Prefix::new(*ip, 0));
-                return Ok(families.map(|all| all.route(0)).collect());
-            }
-        };
-        let found = self.addresses(&Target { host, port: 0 }).await?;
-        let one = |found: &SocketAddr| Prefix::one(found.ip()).route(0);
-        Ok(found.iter().map(one).collect())
-    }
-
     fn deadline(terms: &Terms) -> Terms {
         match terms.deadline {
             Some(_) => terms.clone(),
@@ -266,6 +214,7 @@ impl Overlay for Direct {
         })
     }
 
+    #[cfg(target_os = "linux")]
     fn open_packets<'a>(
         &'a self,
         scope: &'a Scope,
@@ -317,16 +266,20 @@ fn judge(error: &io::Error) -> (ErrorKind, Option<Reason>) {
     let failed = |reason| (TargetFailed, Some(reason));
     match Errno::from_io_error(error) {
         Some(Errno::CONNREFUSED | Errno::CONNRESET) => failed(Reason::Refused),
-        Some(Errno::HOSTUNREACH | Errno::HOSTDOWN | Errno::ACCESS | Errno::PERM) => {
+        Some(Errno::HOSTUNREACH | Errno::HOSTDOWN | Errno::ACCESS) => {
             failed(Reason::HostUnreachable)
         }
+        #[cfg(unix)]
+        Some(Errno::PERM) => failed(Reason::HostUnreachable),
         Some(Errno::NETUNREACH | Errno::NETDOWN | Errno::AFNOSUPPORT | Errno::INVAL) => {
             failed(Reason::NetworkUnreachable)
         }
         Some(Errno::TIMEDOUT) => (TimedOut, None),
-        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::ADDRNOTAVAIL) => {
+        Some(Errno::MFILE | Errno::NOBUFS | Errno::ADDRNOTAVAIL) => {
             (PathFailed, Some(Reason::Limit))
         }
+        #[cfg(unix)]
+        Some(Errno::NFILE | Errno::NOMEM) => (PathFailed, Some(Reason::Limit)),
         _ => (TargetFailed, None),
     }
 }

@@ -19,6 +19,7 @@ mod driver;
 mod left_out;
 pub mod liveness;
 mod qlog;
+#[cfg(target_os = "linux")]
 pub mod server;
 #[cfg(test)]
 pub(crate) mod tests;

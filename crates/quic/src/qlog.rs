@@ -7,7 +7,6 @@
 use std::{
     fmt, fs,
     io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::{
         Arc, OnceLock, Weak,
@@ -509,9 +508,11 @@ impl File {
     fn write_to(&self, disk: &mut Disk, bytes: &[u8]) -> io::Result<()> {
         if let Disk::New = disk {
             let mut options = fs::OpenOptions::new();
+            options.write(true).create_new(true);
             // It tells when who sent how much: nobody else's business.
-            let file = options.write(true).create_new(true).mode(0o600);
-            *disk = Disk::Open(file.open(&self.path)?);
+            #[cfg(unix)]
+            std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+            *disk = Disk::Open(options.open(&self.path)?);
         }
         match disk {
             Disk::Open(file) => file.write_all(bytes),

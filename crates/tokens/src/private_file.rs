@@ -1,8 +1,13 @@
 //! A SQLite file for this user alone, whatever the umask.
 
+#[cfg(unix)]
 use std::{
-    fs::{OpenOptions, Permissions},
+    fs::Permissions,
     os::unix::fs::{OpenOptionsExt, PermissionsExt},
+};
+use std::{
+    fs::{File, OpenOptions},
+    io,
     path::Path,
     time::Duration,
 };
@@ -35,12 +40,7 @@ pub enum FileError {
 
 /// Opens a file, and makes it if it is not there. SQLite gives its journal the mode of the file.
 pub(crate) fn open(path: &Path, version: i64, schema: &str) -> Result<Connection, FileError> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false);
-    let file = options.mode(0o600).open(path)?;
-    if file.metadata()?.permissions().mode() & 0o077 != 0 {
-        file.set_permissions(Permissions::from_mode(0o600))?;
-    }
+    make(path)?;
     let mut connection = Connection::open(path)?;
     connection.busy_timeout(LOCK_TIMEOUT)?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
@@ -57,4 +57,18 @@ pub(crate) fn open(path: &Path, version: i64, schema: &str) -> Result<Connection
     }
     transaction.commit()?;
     Ok(connection)
+}
+
+/// Makes it, if it is not there, for this user alone. Where files have no mode it is open to whom its directory is.
+fn make(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    #[cfg(unix)]
+    options.mode(0o600);
+    let file = options.open(path)?;
+    #[cfg(unix)]
+    if file.metadata()?.permissions().mode() & 0o077 != 0 {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
 }

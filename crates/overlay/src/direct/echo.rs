@@ -21,7 +21,8 @@ use std::{
 };
 
 use hoplite_wire::{
-    connect_ip::{Prefix, Route},
+    Host, Target,
+    connect_ip::{ICMP, ICMPV6, Prefix, Route, Scope, ScopeTarget},
     ip::{
         self, Packet, checksum,
         icmp::{self, Unreachable},
@@ -35,8 +36,8 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Guard, rights, tcp::bind_source};
-use crate::{Batch, Error, Packets, Received};
+use super::{Direct, Guard, no_such_name, rights, tcp::bind_source};
+use crate::{Batch, Error, Packets, Received, datagrams};
 
 /// The largest packet that is taken, in bytes: what Ethernet carries.
 const MTU: usize = 1500;
@@ -429,6 +430,66 @@ impl fmt::Debug for EchoSettings {
         f.debug_struct("EchoSettings")
             .field("idents", &self.idents)
             .finish_non_exhaustive()
+    }
+}
+
+// As an overlay's flow of packets.
+
+/// What a flow of echoes is given as its source, one of each family: they never leave the process (RFC 7600, RFC 6666).
+const DUMMIES: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 8)),
+    IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 8)),
+];
+
+/// How many programs may use one flow of echoes at a time, and after how long one is forgotten.
+const IDENTS: usize = 16;
+
+const IDENT_IDLE: Duration = Duration::from_secs(60);
+
+impl Direct {
+    /// Echoes alone: the device's own sockets carry no other packets without rights.
+    pub(super) async fn packets(&self, scope: &Scope) -> Result<EchoFlow, Error> {
+        let families = [ICMP, ICMPV6].map(|icmp| scope.protocol.is_none_or(|only| only == icmp));
+        let served = |ip: &IpAddr| {
+            let [v4, v6] = families;
+            let wanted = if ip.is_ipv4() { v4 } else { v6 };
+            wanted && echo_is_permitted(ip.is_ipv6()).is_ok()
+        };
+        let addresses: Vec<IpAddr> = DUMMIES.into_iter().filter(served).collect();
+        if addresses.is_empty() {
+            return Err(datagrams::unsupported());
+        }
+        let mut routes = self.routes(scope).await?;
+        routes.retain(|route| served(&route.first()));
+        if routes.is_empty() {
+            return Err(no_such_name());
+        }
+        Ok(EchoFlow::new(EchoSettings {
+            addresses: addresses.into_iter().map(Prefix::one).collect(),
+            routes,
+            idents: IDENTS,
+            idle: IDENT_IDLE,
+            guard: self.guard.clone(),
+            sources: Vec::new(),
+            mark: self.udp.mark,
+        }))
+    }
+
+    async fn routes(&self, scope: &Scope) -> Result<Vec<Route>, Error> {
+        let host = match &scope.target {
+            ScopeTarget::Name(name) => Host::Name(name.clone()),
+            ScopeTarget::Prefix(prefix) => match prefix.single() {
+                Some(ip) => Host::ip(ip),
+                None => return Ok(vec![prefix.route(0)]),
+            },
+            ScopeTarget::Any => {
+                let families = DUMMIES.iter().filter_map(|ip| Prefix::new(*ip, 0));
+                return Ok(families.map(|all| all.route(0)).collect());
+            }
+        };
+        let found = self.addresses(&Target { host, port: 0 }).await?;
+        let one = |found: &SocketAddr| Prefix::one(found.ip()).route(0);
+        Ok(found.iter().map(one).collect())
     }
 }
 

@@ -1,14 +1,10 @@
 //! What the kernel lets only a privileged process do to a socket: marks, and buffers beyond the system's limit (socket(7), CAP_NET_ADMIN).
-//! A process that has given up its rights leaves it to another one, an [`Agent`], which gets the socket itself.
+//! A process that has given up its rights leaves it to another one, an [`Agent`], which gets the socket itself. Where the system has no marks an
+//! agent does in its own way what a mark is for, which is to keep a socket's packets out of the device that catches others'.
 
-use std::{
-    io,
-    os::fd::{AsFd, BorrowedFd},
-    sync::OnceLock,
-};
+use std::{io, sync::OnceLock};
 
-use rustix::net::sockopt;
-use socket2::SockRef;
+use super::system::{self, AsSocket, BorrowedSocket};
 
 /// What a tunnel's socket asks for in each direction, in bytes: 20 ms at 3 Gbit/s.
 pub(super) const TUNNEL_BUFFER: usize = 8 * 1024 * 1024;
@@ -23,7 +19,7 @@ pub enum Right {
 }
 
 /// Does it in the name of this process. It knows by itself which mark that is.
-pub type Agent = dyn Fn(BorrowedFd<'_>, Right) -> io::Result<()> + Send + Sync;
+pub type Agent = dyn Fn(BorrowedSocket<'_>, Right) -> io::Result<()> + Send + Sync;
 
 static AGENT: OnceLock<Box<Agent>> = OnceLock::new();
 
@@ -33,17 +29,17 @@ pub fn leave_to(agent: Box<Agent>) {
 }
 
 /// Marks all packets of a socket.
-pub(super) fn mark(socket: &impl AsFd, mark: u32) -> io::Result<()> {
+pub(super) fn mark(socket: &impl AsSocket, mark: u32) -> io::Result<()> {
     match AGENT.get() {
-        Some(agent) => agent(socket.as_fd(), Right::Mark),
-        None => SockRef::from(socket).set_mark(mark),
+        Some(agent) => agent(system::borrow(socket), Right::Mark),
+        None => system::mark(socket, mark),
     }
 }
 
 /// Gives a socket as much buffer as a tunnel wants, whatever the system's limit.
-pub(super) fn enlarge(socket: &impl AsFd) -> io::Result<()> {
+pub(super) fn enlarge(socket: &impl AsSocket) -> io::Result<()> {
     match AGENT.get() {
-        Some(agent) => agent(socket.as_fd(), Right::Buffers),
+        Some(agent) => agent(system::borrow(socket), Right::Buffers),
         None => force_buffers(socket),
     }
 }
@@ -52,10 +48,6 @@ pub(super) fn enlarge(socket: &impl AsFd) -> io::Result<()> {
 ///
 /// # Errors
 /// The operating system's: without CAP_NET_ADMIN it is not permitted.
-pub fn force_buffers(socket: &impl AsFd) -> io::Result<()> {
-    sockopt::set_socket_recv_buffer_size_force(socket, TUNNEL_BUFFER)?;
-    Ok(sockopt::set_socket_send_buffer_size_force(
-        socket,
-        TUNNEL_BUFFER,
-    )?)
+pub fn force_buffers(socket: &impl AsSocket) -> io::Result<()> {
+    system::force_buffers(socket, TUNNEL_BUFFER)
 }

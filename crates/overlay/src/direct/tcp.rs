@@ -5,7 +5,6 @@ use std::{
     future::Future,
     io,
     net::{IpAddr, SocketAddr},
-    os::fd::AsFd,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -20,7 +19,10 @@ use tokio::{
     time::timeout,
 };
 
-use super::{more_telling, rights, socket_error};
+use super::{
+    more_telling, rights, socket_error,
+    system::{self, AsSocket},
+};
 use crate::{Error, ErrorKind, Reason};
 
 /// The size of a read buffer, in bytes. A flow that has nothing to read owns none.
@@ -101,9 +103,9 @@ async fn connect(
 }
 
 /// Gives a socket its address. One of IPv6 is of a prefix that is routed to this host, and need not be any interface's.
-pub(super) fn bind_source(socket: &impl AsFd, source: IpAddr) -> io::Result<()> {
+pub(super) fn bind_source(socket: &impl AsSocket, source: IpAddr) -> io::Result<()> {
     if source.is_ipv6() {
-        rustix::net::sockopt::set_ipv6_freebind(socket, true)?;
+        system::allow_any_ipv6(socket)?;
     }
     SockRef::from(socket).bind(&SocketAddr::new(source, 0).into())
 }
@@ -403,14 +405,13 @@ impl Silence {
     ///
     /// # Errors
     /// The operating system's.
-    pub fn set(&self, socket: &impl AsFd) -> io::Result<()> {
-        let socket = SockRef::from(socket);
-        socket.set_tcp_user_timeout(Some(self.most))?;
+    pub fn set(&self, socket: &impl AsSocket) -> io::Result<()> {
+        system::limit_silence(socket, self.most)?;
         let Some(KeepAlive { after, again }) = self.asked else {
             return Ok(());
         };
         let asked = TcpKeepalive::new().with_time(after).with_interval(again);
-        socket.set_tcp_keepalive(&asked)
+        SockRef::from(socket).set_tcp_keepalive(&asked)
     }
 }
 
@@ -580,7 +581,7 @@ mod tests {
 
     const ALL: [Silence; 3] = [Silence::OF_ENTRY, Silence::OF_RELAY, Silence::OF_CLIENT];
 
-    fn found(socket: &impl AsFd) -> Silence {
+    fn found(socket: &impl AsSocket) -> Silence {
         let socket = SockRef::from(socket);
         let most = socket.tcp_user_timeout().expect("read").unwrap_or_default();
         let asked = socket.keepalive().expect("read").then(|| KeepAlive {

@@ -18,8 +18,8 @@ use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 pub use quinn_udp::EcnCodepoint as Ecn;
 use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
-use rustix::{io::Errno, net::sockopt};
-use socket2::{Domain, Socket, Type};
+use rustix::io::Errno;
+use socket2::{Domain, SockRef, Socket, Type};
 use tokio::{
     io::{Interest, Ready},
     net::UdpSocket,
@@ -29,12 +29,19 @@ use super::{
     more_telling,
     rights::{self, TUNNEL_BUFFER},
     socket_error,
+    system::{self, AsSocket},
     tcp::bind_source,
 };
 use crate::{Batch, Datagrams, Error, ErrorKind, Reason, Received};
 
 /// The largest UDP payload over IPv4, hence the largest batch that one call may hold, in bytes.
 const MAX_BATCH: usize = 65_507;
+
+/// What the system says of a batch that the interface cannot cut up.
+#[cfg(unix)]
+const IMPOSSIBLE: &[Errno] = &[Errno::IO, Errno::INVAL];
+#[cfg(windows)]
+const IMPOSSIBLE: &[Errno] = &[Errno::INVAL];
 
 /// What the payloads of a batch have in common.
 #[derive(Clone, Copy)]
@@ -132,12 +139,14 @@ fn connected(peer: SocketAddr, mark: Option<u32>, source: Option<IpAddr>) -> io:
 }
 
 /// Gives a socket as much buffer as the system grants, up to 8 MiB in each direction. Also for listening sockets.
-pub fn enlarge_buffers(socket: &impl std::os::fd::AsFd) {
+pub fn enlarge_buffers(socket: &impl AsSocket) {
     if rights::enlarge(socket).is_ok() {
         return;
     }
-    let asked = sockopt::set_socket_recv_buffer_size(socket, TUNNEL_BUFFER)
-        .and_then(|()| sockopt::set_socket_send_buffer_size(socket, TUNNEL_BUFFER));
+    let socket = SockRef::from(socket);
+    let asked = socket
+        .set_recv_buffer_size(TUNNEL_BUFFER)
+        .and_then(|()| socket.set_send_buffer_size(TUNNEL_BUFFER));
     if let Err(error) = asked {
         tracing::debug!(%error, "the socket keeps its small buffers");
     }
@@ -180,15 +189,15 @@ impl UdpFlow {
 
     #[cfg(test)]
     pub(super) fn mark(&self) -> u32 {
-        socket2::SockRef::from(&*self.socket)
-            .mark()
-            .expect("a mark")
+        SockRef::from(&*self.socket).mark().expect("a mark")
     }
 
     /// How much the kernel queues of what arrives, in bytes.
     #[cfg(test)]
     pub(super) fn receive_buffer(&self) -> usize {
-        sockopt::socket_recv_buffer_size(&*self.socket).expect("a size")
+        SockRef::from(&*self.socket)
+            .recv_buffer_size()
+            .expect("a size")
     }
 
     /// It carries a tunnel, as it turns out: from now on the kernel may queue as much as for [`SocketBuffers::Tunnel`].
@@ -211,11 +220,8 @@ impl UdpFlow {
 
     /// Asks the kernel what this route carries.
     fn learn_max_payload(&self) {
-        let mtu = match self.peer {
-            SocketAddr::V4(_) => sockopt::ip_mtu(&*self.socket),
-            SocketAddr::V6(_) => sockopt::ipv6_mtu(&*self.socket),
-        };
-        let Some(mtu) = mtu.ok().and_then(|mtu| usize::try_from(mtu).ok()) else {
+        let mtu = system::path_mtu(&*self.socket, self.peer.is_ipv4());
+        let Some(mtu) = mtu.and_then(|mtu| usize::try_from(mtu).ok()) else {
             return;
         };
         let carried = mtu.saturating_sub(headers(self.peer)).min(MAX_BATCH);
@@ -251,7 +257,7 @@ impl UdpFlow {
                     self.refused.store(true, Ordering::Release);
                     self.receiver.wake();
                 }
-                Some(Errno::IO | Errno::INVAL) if chunk.len() > segment => {
+                Some(errno) if IMPOSSIBLE.contains(&errno) && chunk.len() > segment => {
                     self.send_singly(chunk, form);
                     return Poll::Ready(Ok(()));
                 }

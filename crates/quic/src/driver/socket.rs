@@ -64,6 +64,12 @@ pub trait AsyncUdpSocket: Send + Sync + fmt::Debug + 'static {
 /// After how many refused batches in a row we take it that the interface cannot segment.
 const REFUSALS: u32 = 8;
 
+/// What the system says of a batch that the interface cannot cut up.
+#[cfg(unix)]
+const IMPOSSIBLE: &[Errno] = &[Errno::IO, Errno::INVAL];
+#[cfg(windows)]
+const IMPOSSIBLE: &[Errno] = &[Errno::INVAL];
+
 /// A socket of the system's.
 pub struct UdpSocket {
     io: tokio::net::UdpSocket,
@@ -121,7 +127,7 @@ impl UdpSocket {
     fn recover(&self, transmit: &Transmit<'_>, error: &io::Error) {
         tracing::trace!(%error, "a batch was not sent");
         let errno = Errno::from_io_error(error);
-        let impossible = matches!(errno, Some(Errno::IO | Errno::INVAL));
+        let impossible = errno.is_some_and(|errno| IMPOSSIBLE.contains(&errno));
         let several = transmit.segment_size.is_some();
         if several && (impossible || errno == Some(Errno::MSGSIZE)) && self.send_singly(transmit) {
             self.refused.fetch_add(1, Ordering::Relaxed);

@@ -1,0 +1,89 @@
+//! What the systems do not have in common, of sockets that all of them have. Elsewhere than on Linux no test of ours has run.
+
+#[cfg(unix)]
+pub(super) use std::os::fd::{AsFd as AsSocket, BorrowedFd as BorrowedSocket};
+#[cfg(windows)]
+pub(super) use std::os::windows::io::{AsSocket, BorrowedSocket};
+use std::{io, time::Duration};
+
+#[cfg(target_os = "linux")]
+pub(super) use self::linux::*;
+#[cfg(not(target_os = "linux"))]
+pub(super) use self::others::*;
+
+/// The socket itself, which others than its owner are handed.
+pub(super) fn borrow(socket: &impl AsSocket) -> BorrowedSocket<'_> {
+    #[cfg(unix)]
+    return socket.as_fd();
+    #[cfg(windows)]
+    return socket.as_socket();
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use rustix::net::sockopt;
+    use socket2::SockRef;
+
+    use super::{AsSocket, Duration, io};
+
+    /// Marks all packets of a socket, by this process's own rights.
+    pub(in crate::direct) fn mark(socket: &impl AsSocket, mark: u32) -> io::Result<()> {
+        SockRef::from(socket).set_mark(mark)
+    }
+
+    /// Gives a socket this much buffer in each direction, whatever the system's limit.
+    pub(in crate::direct) fn force_buffers(socket: &impl AsSocket, bytes: usize) -> io::Result<()> {
+        sockopt::set_socket_recv_buffer_size_force(socket, bytes)?;
+        Ok(sockopt::set_socket_send_buffer_size_force(socket, bytes)?)
+    }
+
+    /// The MTU of a connected socket's route, as far as the kernel knows.
+    pub(in crate::direct) fn path_mtu(socket: &impl AsSocket, is_v4: bool) -> Option<u32> {
+        let mtu = if is_v4 {
+            sockopt::ip_mtu(socket)
+        } else {
+            sockopt::ipv6_mtu(socket)
+        };
+        mtu.ok()
+    }
+
+    /// Lets a socket have an address that is no interface's.
+    pub(in crate::direct) fn allow_any_ipv6(socket: &impl AsSocket) -> io::Result<()> {
+        Ok(sockopt::set_ipv6_freebind(socket, true)?)
+    }
+
+    /// Ends a TCP connection whose other end has been silent for so long.
+    pub(in crate::direct) fn limit_silence(
+        socket: &impl AsSocket,
+        most: Duration,
+    ) -> io::Result<()> {
+        SockRef::from(socket).set_tcp_user_timeout(Some(most))
+    }
+}
+
+/// What is left out does without: no mark, buffers within the system's limit, the MTU of Ethernet, an interface's address, the system's own time
+/// until a silent connection ends.
+#[cfg(not(target_os = "linux"))]
+mod others {
+    use super::{AsSocket, Duration, io};
+
+    pub(in crate::direct) fn mark(_: &impl AsSocket, _: u32) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(in crate::direct) fn force_buffers(_: &impl AsSocket, _: usize) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(in crate::direct) fn path_mtu(_: &impl AsSocket, _: bool) -> Option<u32> {
+        None
+    }
+
+    pub(in crate::direct) fn allow_any_ipv6(_: &impl AsSocket) -> io::Result<()> {
+        Ok(())
+    }
+
+    pub(in crate::direct) fn limit_silence(_: &impl AsSocket, _: Duration) -> io::Result<()> {
+        Ok(())
+    }
+}
