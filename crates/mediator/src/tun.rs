@@ -1,5 +1,6 @@
 //! The transparent front end: every packet that a program sends into a TUN device becomes part of a flow through the overlay.
-//! The binary's `up` makes the device and the routes into it and hands over its descriptor; a phone does the same. Paper 003 (ANONguard) §5.
+//! The binary's `up` makes the device and the routes into it and hands over its descriptor; an app on another system does the same, or gives
+//! packets by queues. Paper 003 (ANONguard) §5.
 //! One thread: the router takes packets in, each flow is a task that writes its own packets back.
 //!
 //! # Not in this room
@@ -13,6 +14,7 @@ mod names;
 mod outgoing;
 mod packets;
 mod router;
+#[cfg(target_os = "linux")]
 mod sock_diag;
 mod tcp;
 #[cfg(test)]
@@ -20,6 +22,7 @@ mod testing;
 mod udp;
 
 use std::{
+    fmt,
     future::Future,
     io,
     net::{IpAddr, SocketAddr},
@@ -31,10 +34,12 @@ use hoplite_overlay::{Error, Overlay, Reason, Stream, Terms};
 use hoplite_wire::Target;
 use tokio::time::Instant;
 
+#[cfg(unix)]
+pub use self::device::Descriptor;
 pub use self::{
     config::Config,
     counters::{Counters, Snapshot},
-    device::Device,
+    device::{Device, PacketIo, PacketQueues},
 };
 use self::{
     device::PacketBuffers,
@@ -42,10 +47,9 @@ use self::{
     names::Names,
     outgoing::PacketSink,
     router::Router,
-    sock_diag::{SockDiag, SocketOwners},
 };
 use crate::{budget::Budget, users::User};
-#[cfg(feature = "testing")]
+#[cfg(all(target_os = "linux", feature = "testing"))]
 pub use sock_diag::read_socket_owner;
 
 /// How many packets are read before the flows have their turn.
@@ -71,6 +75,20 @@ pub(crate) struct DeviceContext {
     pub(crate) counters: Arc<Counters>,
 }
 
+/// Tells whose flows are.
+pub(crate) trait SocketOwners: fmt::Debug + Send + Sync {
+    /// Whose a flow of TCP or UDP is; `None` if no socket on this machine has opened it, or nobody can tell.
+    fn user(&self, protocol: u8, key: FlowKey) -> Option<User>;
+}
+
+/// The system's word for it; `None` where it does not tell.
+fn socket_owners() -> Option<Box<dyn SocketOwners>> {
+    #[cfg(target_os = "linux")]
+    return sock_diag::SockDiag::open().map(|sockets| Box::new(sockets) as _);
+    #[cfg(not(target_os = "linux"))]
+    return None;
+}
+
 /// What tells a TCP or UDP flow from others: the source and the destination of its packets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FlowKey {
@@ -82,8 +100,8 @@ pub(crate) struct FlowKey {
 
 /// The transparent front end: a TUN device and the flows of what programs send into it.
 #[derive(Debug)]
-pub struct Transparent {
-    device: Arc<Device>,
+pub struct Transparent<P> {
+    device: Arc<Device<P>>,
     context: Arc<DeviceContext>,
 }
 
@@ -165,20 +183,19 @@ impl DeviceContext {
     }
 }
 
-impl std::fmt::Debug for FlowKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for FlowKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("FlowKey(hidden)")
     }
 }
 
-impl Transparent {
+impl<P: PacketIo> Transparent<P> {
     /// Nothing moves before [`Self::serve`]. The configuration has been checked.
-    pub fn new(config: Config, overlay: Arc<dyn Overlay>, device: Device) -> Self {
+    pub fn new(config: Config, overlay: Arc<dyn Overlay>, device: Device<P>) -> Self {
         let device = Arc::new(device);
         let sink = Arc::clone(&device) as Arc<dyn PacketSink>;
-        let sockets = SockDiag::open().map(|sockets| Box::new(sockets) as Box<dyn SocketOwners>);
-        let context =
-            DeviceContext::new(config, overlay, sink, device.counters()).with_owners(sockets);
+        let context = DeviceContext::new(config, overlay, sink, device.counters())
+            .with_owners(socket_owners());
         let context = Arc::new(context);
         Self { device, context }
     }
@@ -209,14 +226,14 @@ impl Transparent {
 
     /// Waits for packets and takes some.
     async fn turn(&self, router: &mut Router, buffers: &mut PacketBuffers) -> io::Result<()> {
-        let mut ready = self.device.readable().await?;
+        let ready = self.device.readable().await?;
         let now = Instant::now();
         for _ in 0..BATCH {
             match self.device.read(buffers) {
                 Ok(Some(incoming)) => router.take(&incoming, now),
                 Ok(None) => self.context.counters.malformed.add(1),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    ready.clear_ready();
+                    P::drained(ready);
                     break;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -34,6 +34,10 @@ pub(crate) struct User {
 
 impl User {
     /// A program on this machine.
+    #[cfg_attr(
+        not(target_os = "linux"),
+        expect(dead_code, reason = "nobody tells whose a socket is")
+    )]
     pub(crate) const fn local(uid: u32, group: u64) -> Self {
         let owner = Owner::Uid(uid);
         Self { owner, group }

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use hoplite_mediator::tun::{self, Counters, Device, Transparent};
+use hoplite_mediator::tun::{self, Counters, Descriptor, Device, Transparent};
 use hoplite_overlay::{
     Direct, Error, Overlay, Reason,
     direct::rights::{Right, force_buffers},
@@ -549,7 +549,7 @@ impl Worker<'_> {
     async fn device(
         &mut self,
         worker_overlay: &WorkerOverlay,
-    ) -> Result<Option<Transparent>, Failure> {
+    ) -> Result<Option<Transparent<Descriptor>>, Failure> {
         loop {
             match self.channel.next().await.map_err(|error| failed(&error))? {
                 None | Some((ToWorker::Leave, _)) => return Ok(None),
@@ -584,7 +584,7 @@ impl Worker<'_> {
         answered: Vec<IpAddr>,
         mut with: Vec<OwnedFd>,
         worker_overlay: &WorkerOverlay,
-    ) -> Result<Transparent, Failure> {
+    ) -> Result<Transparent<Descriptor>, Failure> {
         let descriptor = with.pop().ok_or_else(|| failed(&"no interface came"))?;
         let client = &self.task.client.config;
         let mut config: tun::Config = client.transparent();

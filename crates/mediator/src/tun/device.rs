@@ -1,13 +1,21 @@
 //! A TUN device: reads one packet of up to 64 KiB at a time and writes the same, so that the kernel cuts and checks as little as we do.
 //! Linux `Documentation/networking/tuntap.rst`, struct virtio_net_hdr of VIRTIO 1.2 §5.1.6.
 //! Without that header (other systems, `vnet_header = false`) packets are at most an MTU long and checksums are finished here.
+//!
+//! What differs between systems is behind [`PacketIo`]: a descriptor of Unix's, or queues that an app fills. It is a parameter and no trait
+//! object, since it is called for each packet.
 
+#[cfg(unix)]
+mod descriptor;
+mod queues;
+
+#[cfg(unix)]
+use std::os::fd::OwnedFd;
 use std::{
     collections::VecDeque,
     fmt,
-    io::{self, IoSlice},
-    mem,
-    os::fd::OwnedFd,
+    future::Future,
+    io, mem,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -15,28 +23,54 @@ use std::{
 };
 
 use bytes::Bytes;
-use rustix::{
-    fs::{OFlags, fcntl_getfl, fcntl_setfl},
-    io::Errno,
-};
-use tokio::io::{
-    Interest,
-    unix::{AsyncFd, AsyncFdReadyGuard},
-};
 
+#[cfg(unix)]
+pub use self::descriptor::Descriptor;
+#[cfg(unix)]
+use self::descriptor::Header;
+pub use self::queues::PacketQueues;
 use super::{
     Counters,
     outgoing::{Offload, OutgoingPacket, PacketSink, segment_packet},
 };
 
-/// A device that is removed shows it by an error alone.
-const INTEREST: Interest = Interest::READABLE.add(Interest::ERROR);
+/// Where a device's packets come from and go to.
+pub trait PacketIo: fmt::Debug + Send + Sync + 'static {
+    /// Whether a header of ten bytes stands before each packet (IFF_VNET_HDR), by which the system leaves segmentation and checksums to us and
+    /// takes them from us.
+    fn has_vnet_header(&self) -> bool {
+        false
+    }
 
-/// The device. It stays as long as its descriptor does.
-pub struct Device {
-    fd: AsyncFd<OwnedFd>,
+    /// What the runtime remembers of a device that had something to be read.
+    type Ready<'a>: Send;
+
+    /// Waits for a packet, or for the end of the device: [`Self::read`] says which.
+    ///
+    /// # Errors
+    /// The device is gone.
+    fn readable(&self) -> impl Future<Output = io::Result<Self::Ready<'_>>> + Send;
+
+    /// Since then [`Self::read`] has found nothing more: the next one who waits waits for more.
+    fn drained(ready: Self::Ready<'_>);
+
+    /// Puts the next packet into `buf`, which is empty and has room for any, and says where in it the packet begins.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`]: there is none. [`io::ErrorKind::Interrupted`]: ask again. Any other: the device is gone.
+    fn read(&self, buf: &mut Vec<u8>) -> io::Result<usize>;
+
+    /// Takes one packet, in three pieces, all of it or nothing; `before` is the header, empty where there is none.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`]: no room. [`io::ErrorKind::InvalidInput`]: not with this header. With any error the packet is lost.
+    fn write(&self, before: &[u8], packet: [&[u8]; 3]) -> io::Result<()>;
+}
+
+/// The device. It stays as long as what is below it does.
+pub struct Device<P> {
+    packets: P,
     mtu: u16,
-    vnet_header: bool,
     /// Whether trains of datagrams are segmented here, since the kernel refused one (no USO: Linux before 6.2).
     segments_udp: AtomicBool,
     counters: Arc<Counters>,
@@ -52,7 +86,8 @@ pub(crate) struct IncomingPacket {
     pub(crate) segment: Option<u16>,
 }
 
-impl Device {
+#[cfg(unix)]
+impl Device<Descriptor> {
     /// Takes over the descriptor of a TUN device without packet information (IFF_NO_PI). `vnet_header` says whether each packet has
     /// a header of 10 bytes before it (IFF_VNET_HDR); then whoever made the device has told the kernel by TUNSETOFFLOAD what it may leave
     /// to us: TUN_F_CSUM, TSO4, TSO6, USO4 and USO6. To be called inside a tokio runtime.
@@ -60,18 +95,32 @@ impl Device {
     /// # Errors
     /// The operating system's.
     pub fn new(fd: OwnedFd, mtu: u16, vnet_header: bool) -> io::Result<Self> {
-        let flags = fcntl_getfl(&fd)?;
-        fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
-        #[expect(unsafe_code, reason = "no safe way to wait for a descriptor")]
-        // SAFETY: an OwnedFd is open and the same descriptor for as long as it lives, and the AsyncFd owns it.
-        let fd = unsafe { AsyncFd::register_with_interest(fd, INTEREST) }?;
-        Ok(Self {
-            fd,
+        let header = if vnet_header {
+            Header::Virtio
+        } else {
+            Header::None
+        };
+        Ok(Self::over(Descriptor::new(fd, header)?, mtu))
+    }
+
+    /// Takes over the descriptor of an interface `utun` of macOS or iOS. To be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn utun(fd: OwnedFd, mtu: u16) -> io::Result<Self> {
+        Ok(Self::over(Descriptor::new(fd, Header::Utun)?, mtu))
+    }
+}
+
+impl<P: PacketIo> Device<P> {
+    /// Over whatever has the packets of an interface with this MTU.
+    pub fn over(packets: P, mtu: u16) -> Self {
+        Self {
+            packets,
             mtu,
-            vnet_header,
             segments_udp: AtomicBool::new(false),
             counters: Arc::default(),
-        })
+        }
     }
 
     pub(crate) fn counters(&self) -> Arc<Counters> {
@@ -79,22 +128,24 @@ impl Device {
     }
 
     /// Waits for a packet, or for the end of the device.
-    pub(crate) async fn readable(&self) -> io::Result<AsyncFdReadyGuard<'_, OwnedFd>> {
-        self.fd.ready(INTEREST).await
+    pub(crate) async fn readable(&self) -> io::Result<P::Ready<'_>> {
+        self.packets.readable().await
     }
 
     /// The next packet; `None` if the kernel says things about it that nobody agreed on.
     pub(crate) fn read(&self, buffers: &mut PacketBuffers) -> io::Result<Option<IncomingPacket>> {
         let mut buf = buffers.take();
-        let read = rustix::io::read(self.fd.get_ref(), rustix::buffer::spare_capacity(&mut buf));
-        if let Err(error) = read {
-            buffers.give_back(buf);
-            return Err(error.into());
-        }
-        let (header, at) = if self.vnet_header {
+        let at = match self.packets.read(&mut buf) {
+            Ok(at) => at,
+            Err(error) => {
+                buffers.give_back(buf);
+                return Err(error);
+            }
+        };
+        let (header, at) = if self.packets.has_vnet_header() {
             (VnetHeader::parse(&buf), VNET_HEADER_LEN)
         } else {
-            (Some(VnetHeader::default()), 0)
+            (Some(VnetHeader::default()), at)
         };
         let bytes = buffers.freeze(buf, at);
         self.counters.packets_in.add(1);
@@ -107,16 +158,15 @@ impl Device {
     }
 
     /// One write, which takes all or nothing.
-    fn write(&self, header: VnetHeader, headers: &[u8], payload: [&[u8]; 2]) -> Result<(), Errno> {
+    fn write(&self, header: VnetHeader, headers: &[u8], payload: [&[u8]; 2]) -> io::Result<()> {
         let header = header.to_bytes();
-        let header = if self.vnet_header { &header[..] } else { &[] };
-        let parts = [header, headers, payload[0], payload[1]].map(IoSlice::new);
-        let parts = if header.is_empty() {
-            &parts[1..]
+        let header = if self.packets.has_vnet_header() {
+            &header[..]
         } else {
-            &parts[..]
+            &[]
         };
-        rustix::io::writev(self.fd.get_ref(), parts)?;
+        self.packets
+            .write(header, [headers, payload[0], payload[1]])?;
         self.counters.packets_out.add(1);
         let len = headers.len() + payload[0].len() + payload[1].len();
         self.counters.bytes_out.add(len);
@@ -131,10 +181,12 @@ impl Device {
     }
 
     /// Counts what became of a packet.
-    fn count_written(&self, written: Result<(), Errno>) -> bool {
+    fn count_written(&self, written: io::Result<()>) -> bool {
         match written {
             Ok(()) => return true,
-            Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => self.counters.queue_full.add(1),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.counters.queue_full.add(1);
+            }
             Err(error) => {
                 tracing::trace!(%error, "the device refuses a packet");
                 self.counters.refused.add(1);
@@ -144,18 +196,20 @@ impl Device {
     }
 }
 
-impl PacketSink for Device {
+impl<P: PacketIo> PacketSink for Device<P> {
     fn send(&self, packet: OutgoingPacket<'_>) -> bool {
         let train = packet.offload == Offload::Udp && packet.segment.is_some();
-        if !self.vnet_header || train && self.segments_udp.load(Ordering::Relaxed) {
+        if !self.packets.has_vnet_header() || train && self.segments_udp.load(Ordering::Relaxed) {
             return self.send_segmented(packet);
         }
         let written = self.write(VnetHeader::of(&packet), packet.headers, packet.payload);
-        if written == Err(Errno::INVAL) && train {
-            self.segments_udp.store(true, Ordering::Relaxed);
-            return self.send_segmented(packet);
+        match written {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput && train => {
+                self.segments_udp.store(true, Ordering::Relaxed);
+                self.send_segmented(packet)
+            }
+            written => self.count_written(written),
         }
-        self.count_written(written)
     }
 
     fn mtu(&self) -> u16 {
@@ -163,11 +217,11 @@ impl PacketSink for Device {
     }
 }
 
-impl fmt::Debug for Device {
+impl<P: fmt::Debug> fmt::Debug for Device<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Device")
             .field("mtu", &self.mtu)
-            .field("vnet_header", &self.vnet_header)
+            .field("packets", &self.packets)
             .finish_non_exhaustive()
     }
 }
@@ -346,7 +400,7 @@ mod tests {
     use super::*;
     use crate::tun::outgoing::{tcp_headers, udp_headers};
 
-    fn device(vnet_header: bool) -> (Device, UnixDatagram) {
+    fn device(vnet_header: bool) -> (Device<Descriptor>, UnixDatagram) {
         let (ours, kernel) = UnixDatagram::pair().expect("a pair");
         kernel.set_nonblocking(true).expect("an option");
         let device = Device::new(ours.into(), 1500, vnet_header).expect("a device");
@@ -393,6 +447,7 @@ mod tests {
         let (device, kernel) = device(true);
         for bytes in [&[0, 3, 0, 0, 1, 1, 0, 0, 0, 0, 0x45][..], &[0; 4]] {
             kernel.send(bytes).expect("sends");
+            let _ready = device.readable().await.expect("readable");
             let read = device.read(&mut PacketBuffers::default()).expect("reads");
             assert!(read.is_none());
         }
@@ -429,10 +484,8 @@ mod tests {
             assert_eq!(packet.payload.len(), len + 8);
         }
         assert!(kernel.recv(&mut [0; 9]).is_err());
-        let incoming = {
-            kernel.send(&headers).expect("sends");
-            device.read(&mut PacketBuffers::default())
-        };
+        kernel.send(&headers).expect("sends");
+        let incoming = device.read(&mut PacketBuffers::default());
         let incoming = incoming.expect("reads").expect("understood");
         assert!(!incoming.checked, "somebody has to look");
     }

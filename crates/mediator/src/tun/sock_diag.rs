@@ -18,7 +18,7 @@ use rustix::net::{
     socket_with,
 };
 
-use super::FlowKey;
+use super::{FlowKey, SocketOwners};
 use crate::users::User;
 
 /// linux/sock_diag.h and linux/netlink.h.
@@ -32,12 +32,6 @@ const REQUEST: usize = HEADER + 56;
 const ANSWER: usize = HEADER + 72;
 /// TCP_TIME_WAIT and TCP_LISTEN of net/tcp_states.h: such a socket opened no flow with these ends.
 const OWNERLESS_STATES: [u8; 2] = [6, 10];
-
-/// Tells whose flows are.
-pub(crate) trait SocketOwners: fmt::Debug + Send + Sync {
-    /// Whose a flow of TCP or UDP is; `None` if no socket on this machine has opened it, or nobody can tell.
-    fn user(&self, protocol: u8, key: FlowKey) -> Option<User>;
-}
 
 /// The kernel's answer, by sock_diag(7).
 pub(crate) struct SockDiag {

@@ -17,11 +17,10 @@ use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    Config, DeviceContext, FlowKey,
+    Config, DeviceContext, FlowKey, SocketOwners,
     device::IncomingPacket,
     outgoing::{OutgoingPacket, PacketSink, segment_packet, tcp_headers, udp_headers},
     router::Router,
-    sock_diag::SocketOwners,
 };
 use crate::users::User;
 

@@ -22,7 +22,7 @@ use std::{
 
 use hoplite_wire::{
     Host, Target,
-    connect_ip::{ICMP, ICMPV6, Prefix, Route, Scope, ScopeTarget},
+    connect_ip::{Prefix, Route, Scope, ScopeTarget},
     ip::{
         self, Packet, checksum,
         icmp::{self, Unreachable},
@@ -449,7 +449,8 @@ const IDENT_IDLE: Duration = Duration::from_secs(60);
 impl Direct {
     /// Echoes alone: the device's own sockets carry no other packets without rights.
     pub(super) async fn packets(&self, scope: &Scope) -> Result<EchoFlow, Error> {
-        let families = [ICMP, ICMPV6].map(|icmp| scope.protocol.is_none_or(|only| only == icmp));
+        let families =
+            [ip::ICMP, ip::ICMPV6].map(|icmp| scope.protocol.is_none_or(|only| only == icmp));
         let served = |ip: &IpAddr| {
             let [v4, v6] = families;
             let wanted = if ip.is_ipv4() { v4 } else { v6 };
