@@ -227,7 +227,8 @@ def only(lab, version):
             ip("addr", "replace", address, "dev", "eth0", *(["nodad"] if kind == 6 else []), ns=host.ns)
             ip(*flags, "route", "replace", "default", "via", gateway, "dev", "eth0", ns=host.ns)
         else:
-            subprocess.run(["ip", "-n", host.ns, "addr", "del", address, "dev", "eth0"], capture_output=True, check=False)
+            for words in (("addr", "del", address), ("route", "del", "default")):
+                subprocess.run(["ip", "-n", host.ns, *flags, *words, "dev", "eth0"], capture_output=True, check=False)
 
 
 def only_v4(lab):
