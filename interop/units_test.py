@@ -126,7 +126,10 @@ class Machine(Host):
             raise RuntimeError(f"systemd ended: {self.process.text()}")
 
     def began(self, pid):
-        if os.path.basename(os.readlink(f"/proc/{pid}/exe")) != "systemd":
+        try:
+            if os.path.basename(os.readlink(f"/proc/{pid}/exe")) != "systemd":
+                return False
+        except FileNotFoundError:  # one of the script's own programs, which has ended
             return False
         self.pid = int(pid)
         return self.systemctl("is-system-running") in ("initializing", "starting", "running", "degraded")
