@@ -25,7 +25,7 @@ from units_test import BOOT, SIZE, Machine, Session, UnitsLab, device_config, us
 
 ROOT = HERE.parent
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "hoplite-ci"
-DEBIAN = pathlib.Path(os.environ.get("HOPLITE_DEBIAN", CACHE / "debian.tar"))
+DEBIAN = pathlib.Path(os.environ.get("HOPLITE_DEBIAN", CACHE / "debian-2.tar"))
 STATIC = pathlib.Path(os.environ.get("HOPLITE_STATIC", ROOT / "target/package/x86_64-unknown-linux-musl/release"))
 UNITS = ("hoplite-relay", "hoplite-block", "hoplite-device", "hoplite-monitor", "hoplite-monitor-server")
 # By systemd 252; less is better. The device and the block set up the network as root, with some of its rights.

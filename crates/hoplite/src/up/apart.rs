@@ -373,6 +373,43 @@ pub(super) struct Task {
     pub(super) recording: Recording,
 }
 
+/// What it must know before it begins.
+struct Known {
+    again: bool,
+    listed: Option<Listed>,
+    wallets: Wallets,
+    names: Arc<Remembering>,
+}
+
+/// Servers in whose place we answer, and the descriptor of the interface.
+type First = (Vec<IpAddr>, Vec<OwnedFd>);
+
+impl Known {
+    /// Dials.
+    fn begin(self, task: &mut Task) -> Result<WorkerOverlay, Failure> {
+        let Self {
+            again,
+            listed,
+            wallets,
+            names,
+        } = self;
+        let kept = (listed.as_ref(), wallets.clone());
+        let carried = traffic::carried(&task.client, kept, &task.recording, &names)?;
+        let overlay = traffic::split(&task.client, &carried, &names);
+        let services = std::mem::take(&mut task.services);
+        let services = carried.serve(services, &traffic::past(&names));
+        Ok(WorkerOverlay {
+            again,
+            listed,
+            wallets,
+            carried,
+            services,
+            overlay,
+            names,
+        })
+    }
+}
+
 /// What it carries by.
 struct WorkerOverlay {
     again: bool,
@@ -409,21 +446,7 @@ pub(super) async fn work(mut task: Task, socket: OwnedFd) -> Result<(), Failure>
     // A terminal and a service manager signal all processes; when this one ends, the other one decides.
     let _signals = Signals::listen()?;
     let channel = Arc::new(Channel::new(socket).map_err(|error| failed(&error))?);
-    let done = match prepare(&mut task, &channel).await {
-        Ok(Some((worker_overlay, addresses))) => {
-            let worker = Worker {
-                task: &task,
-                channel: Arc::clone(&channel),
-                addresses,
-                counters: Arc::default(),
-                before: BTreeMap::new(),
-            };
-            worker.serve(&worker_overlay).await
-        }
-        Ok(None) => Ok(()),
-        Err(failure) => Err(failure),
-    };
-    if let Err(failure) = done {
+    if let Err(failure) = carry(&mut task, &channel).await {
         // Nobody is left to hear it, if this fails.
         let said = FromWorker::Failed(failure.complaints());
         channel.send(&said, &[]).unwrap_or_default();
@@ -431,11 +454,45 @@ pub(super) async fn work(mut task: Task, socket: OwnedFd) -> Result<(), Failure>
     Ok(())
 }
 
+/// Nobody is dialled before the interface comes, and with it the rules by which our sockets are routed: by those of others a first packet would leave
+/// from the address of another tunnel.
+async fn carry(task: &mut Task, channel: &Arc<Channel>) -> Result<(), Failure> {
+    let Some((known, addresses)) = prepare(task, channel).await? else {
+        return Ok(());
+    };
+    let said = channel.send(&FromWorker::Prepared, &[]);
+    said.map_err(|error| failed(&error))?;
+    let Some(first) = first_interface(channel, &known.names).await? else {
+        return Ok(());
+    };
+    let worker_overlay = known.begin(task)?;
+    let worker = Worker {
+        task,
+        channel: Arc::clone(channel),
+        addresses,
+        counters: Arc::default(),
+        before: BTreeMap::new(),
+    };
+    worker.serve(&worker_overlay, first).await
+}
+
+/// Waits for the first interface, and the servers in whose place we answer; `None` when it is not wanted any more.
+async fn first_interface(channel: &Channel, names: &Remembering) -> Result<Option<First>, Failure> {
+    loop {
+        match channel.next().await.map_err(|error| failed(&error))? {
+            None | Some((ToWorker::Leave, _)) => return Ok(None),
+            Some((ToWorker::Device { answered }, with)) => return Ok(Some((answered, with))),
+            Some((ToWorker::Servers(servers), _)) => names.ask(&servers),
+            Some(_) => {}
+        }
+    }
+}
+
 /// Learns who the relays are, before anything is taken; `None` when it is not wanted any more.
 async fn prepare(
     task: &mut Task,
     channel: &Arc<Channel>,
-) -> Result<Option<(WorkerOverlay, Vec<IpAddr>)>, Failure> {
+) -> Result<Option<(Known, Vec<IpAddr>)>, Failure> {
     let told = channel.next().await.map_err(|error| failed(&error))?;
     let Some((
         ToWorker::Begin {
@@ -459,21 +516,13 @@ async fn prepare(
     let listed = listed::prepare(&mut task.client, &marked, keeper).await?;
     let names = traffic::names(&task.client, &servers, asks_system).await;
     let wallets = traffic::wallets(&task.client, tokens, &names).await?;
-    let kept = (listed.as_ref(), wallets.clone());
-    let carried = traffic::carried(&task.client, kept, &task.recording, &names)?;
-    let overlay = traffic::split(&task.client, &carried, &names);
-    let services = std::mem::take(&mut task.services);
-    let services = carried.serve(services, &traffic::past(&names));
-    let worker_overlay = WorkerOverlay {
+    let known = Known {
         again,
         listed,
         wallets,
-        carried,
-        services,
-        overlay,
         names,
     };
-    Ok(Some((worker_overlay, addresses)))
+    Ok(Some((known, addresses)))
 }
 
 /// What is new of the directory goes to the other process. One that does not read loses it, and has it with what is new the next time.
@@ -496,16 +545,13 @@ fn keeper(kept: DirectoryCache, channel: &Arc<Channel>) -> Keeper {
 }
 
 impl Worker<'_> {
-    async fn serve(mut self, worker_overlay: &WorkerOverlay) -> Result<(), Failure> {
-        self.say(&FromWorker::Prepared)?;
+    async fn serve(mut self, worker_overlay: &WorkerOverlay, first: First) -> Result<(), Failure> {
         let mut probing = pin!(traffic::until_it_flows(
             &*worker_overlay.overlay,
             self.task.wait
         ));
         let mut probes = true;
-        let Some(mut transparent) = self.device(worker_overlay).await? else {
-            return Ok(());
-        };
+        let mut transparent = self.transparent(first.0, first.1, worker_overlay)?;
         loop {
             let mut serving = pin!(transparent.serve(pending()));
             let mut serves = true;
@@ -542,22 +588,6 @@ impl Worker<'_> {
                 }
             };
             transparent = self.transparent(next.0, next.1, worker_overlay)?;
-        }
-    }
-
-    /// Waits for the first interface.
-    async fn device(
-        &mut self,
-        worker_overlay: &WorkerOverlay,
-    ) -> Result<Option<Transparent<Descriptor>>, Failure> {
-        loop {
-            match self.channel.next().await.map_err(|error| failed(&error))? {
-                None | Some((ToWorker::Leave, _)) => return Ok(None),
-                Some((ToWorker::Device { answered }, with)) => {
-                    return self.transparent(answered, with, worker_overlay).map(Some);
-                }
-                Some((told, _)) => self.obey(told, worker_overlay)?,
-            }
         }
     }
 

@@ -476,10 +476,12 @@ fn asking(wanted: &Wanted, facts: &Facts) -> Vec<String> {
 
 /// What comes in for us is checked by the way that our own packets take: by the main table. The mark is not theirs: answers may inherit it
 /// (net.ipv4.tcp_fwmark_accept, net.ipv4.fwmark_reflect, other people's CONNMARK), and are programs' traffic.
+///
+/// After those who give marks themselves, at `mangle` as a rule: wg-quick and Tailscale put the mark of the connection in the place of any other.
 fn incoming(name: &str) -> [String; 4] {
     [
         "chain incoming {".into(),
-        "type filter hook prerouting priority raw; policy accept;".into(),
+        "type filter hook prerouting priority dstnat - 1; policy accept;".into(),
         format!(
             "iifname != {{ \"lo\", \"{name}\" }} fib daddr type local meta mark set {ARRIVED:#x}"
         ),
