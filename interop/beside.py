@@ -7,19 +7,17 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import time
 
 from common import HERE, HOPLITE, TOKEN, wait_for
 from device import strangers
 from device_test import difference
-from netns import RELAY_PORT, Host, ip
+from netns import RELAY_PORT, Host
 from packages_test import DEBIAN, Installed
 from units_test import SIZE, UNITS, Session, UnitsLab
 
 PROGRAMS = HERE / "programs.py"
-NAME = "hoplite0"
-# Asked for names by every way that a network has; and one that is there.
+# It asks by every way that a network has.
 RESOLVED = "[Resolve]\nLLMNR=yes\nMulticastDNS=yes\nDNSSEC=no\nFallbackDNS=\n"
 # The uplink as the lab makes it, for those who want to begin afresh.
 PLAIN = """
@@ -134,9 +132,10 @@ class BesideLab(UnitsLab):
         return (Beside if name == "client" else Host)(self, name, number)
 
     def inside(self, host, script):
-        """The words of a command of Debian's, for another host: its root is the device's."""
-        binds = 'for it in dev proc sys; do mount --rbind /$it "$0/$it"; done; mount -t tmpfs none "$0/run"; exec chroot "$0" sh -euc "$1"'
-        return ["ip", "netns", "exec", host.ns, "unshare", "--mount", "--propagation", "private", "sh", "-euc", binds, self.client.root, script]
+        """The words of a command of Debian's, for another host: its root is the device's, and what it leaves ends with it."""
+        binds = 'for it in dev sys; do mount --rbind /$it "$0/$it"; done; mount -t proc none "$0/proc"; mount -t tmpfs none "$0/run"; exec chroot "$0" sh -euc "$1"'
+        alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
+        return ["ip", "netns", "exec", host.ns, *alone, "sh", "-euc", binds, self.client.root, script]
 
 
 class Rows(Session):
@@ -210,4 +209,4 @@ class Rows(Session):
         self.watch.since()
 
 
-__all__ = ["DEBIAN", "NAME", "PROGRAMS", "Beside", "BesideLab", "Rows", "ip", "sys"]
+__all__ = ["DEBIAN", "PROGRAMS", "Beside", "BesideLab", "Rows"]

@@ -19,10 +19,10 @@ import sys
 import time
 import types
 
-from beside import DEBIAN, PROGRAMS, BesideLab, Rows, ip
+from beside import DEBIAN, PROGRAMS, BesideLab, Rows
 from common import Checks, Missing, wait_for
 from device import describe
-from netns import RELAY_PORT
+from netns import RELAY_PORT, ip
 from units_test import usable
 
 POOLS = ("198.18.", "198.19.", "fd68:6f70:6c69:7465:")
@@ -266,7 +266,7 @@ DOWN = "wg-quick down wg0; echo 0 > /proc/sys/net/ipv4/conf/all/src_valid_mark"
 
 def wireguard(rows):
     """WireGuard: wg-quick's scheme for everything, up before us and after us, with reverse path filters."""
-    device, checks, lab, target, name = rows.device, rows.checks, rows.lab, rows.target, "WireGuard"
+    device = rows.device
     server = wireguard_server(rows)
     kernel = subprocess.run(["ip", "netns", "exec", device.ns, "ip", "link", "add", "probe", "type", "wireguard"], capture_output=True).returncode == 0
     if kernel:
@@ -327,11 +327,8 @@ def wireguard_server(rows):
         (device.root / f"etc/wireguard/{file}.conf").write_text(text)
         (device.root / f"etc/wireguard/{file}.conf").chmod(0o600)
     server = target.run("wireguard-server", lab.inside(target, "mkdir -p /run/wireguard; wg-quick up wg7; while :; do wg show wg7 endpoints; sleep 0.3; done"))
-    lab.processes.insert(0, server)
     wait_for("the other end of WireGuard", lambda: not server.alive() or keys["client"][1] in server.text())
-    page = target.run("tunnel-page", [sys.executable, "-m", "http.server", "--bind", "10.9.0.1", "8080"])
-    del page
-    rows.client_key = keys["client"][1]
+    target.run("tunnel-page", [sys.executable, "-m", "http.server", "--bind", "10.9.0.1", "8080"])
     return server
 
 
@@ -504,7 +501,7 @@ def silent(rows, name, capture):
     for host in ("100.64.0.1", "peer.tail7.ts.net"):
         seen = rows.seen_as(host, timeout=2)
         rows.checks.check(f"{name}: {host} is not reached past the relays", seen is None, seen)
-    rows.device.outside(sys.executable, PROGRAMS, "ask", "100.100.100.100", "target.test", 1, timeout=20)
+    rows.device.outside("timeout", 2, sys.executable, PROGRAMS, "ask", "100.100.100.100", "target.test", 1)
     capture.stop(signal.SIGINT)
     sent = [line for line in capture.text().splitlines() if re.match(r"\d\d:\d\d", line)]
     rows.checks.check(f"{name}: nothing goes to its interface", not sent, sent[:5])

@@ -25,7 +25,7 @@ pub enum FileError {
     Sqlite(#[from] rusqlite::Error),
     /// The file cannot be made, or kept from others.
     #[error("{0}: let this user write the file and its directory")]
-    Private(#[from] std::io::Error),
+    Private(#[from] io::Error),
     /// Another version has written it.
     #[error(
         "its schema has version {found}, this program knows {known}: use the program that wrote it, or another file"

@@ -483,6 +483,11 @@ async fn first_interface(channel: &Channel, names: &Remembering) -> Result<Optio
             None | Some((ToWorker::Leave, _)) => return Ok(None),
             Some((ToWorker::Device { answered }, with)) => return Ok(Some((answered, with))),
             Some((ToWorker::Servers(servers), _)) => names.ask(&servers),
+            Some((ToWorker::Report, _)) => {
+                let nothing_yet = FromWorker::Report(Box::default());
+                let said = channel.send(&nothing_yet, &[]);
+                said.map_err(|error| failed(&error))?;
+            }
             Some(_) => {}
         }
     }

@@ -1,3 +1,5 @@
+use std::net::Ipv4Addr;
+
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, UdpSocket},
