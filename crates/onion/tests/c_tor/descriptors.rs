@@ -92,22 +92,25 @@ fn point(relay: &Relay) -> IntroductionPoint {
     }
 }
 
-/// What the client says of the service, once its descriptor is there. A period may end meanwhile: then all begins again.
+/// What the client says of the service, once its descriptor is there: it is told again and again, as services do, since a directory may not have been
+/// reached. A period may end meanwhile: then all begins again.
 async fn told(network: &mut Network, service: &Service) -> u8 {
+    let label = service.identity.address().label();
     loop {
         let period = network.period().await;
-        let label = service.identity.address().label();
-        let posted = network.post(&label, &service.text(period)).await;
-        assert_eq!(posted, "250 OK");
-        let mut said = limit(network.open(&service.name())).await;
-        // Until a directory has it.
-        for _ in 0..20 {
-            if said != DESCRIPTOR_NOT_FOUND {
+        let mut said = DESCRIPTOR_NOT_FOUND;
+        for attempt in 0..60 {
+            if attempt % 6 == 0 {
+                let posted = network.post(&label, &service.text(period)).await;
+                assert_eq!(posted, "250 OK");
+            } else {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                assert_eq!(network.ask("SIGNAL NEWNYM").await, "250 OK");
+            }
+            said = limit(network.open(&service.name())).await;
+            if said != DESCRIPTOR_NOT_FOUND || network.period().await != period {
                 break;
             }
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            assert_eq!(network.ask("SIGNAL NEWNYM").await, "250 OK");
-            said = limit(network.open(&service.name())).await;
         }
         if network.period().await == period {
             return said;
