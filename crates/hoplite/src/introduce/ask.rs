@@ -316,10 +316,12 @@ mod tests {
         let relay = "relay\namber\ningress\nbirch:443\n".to_owned();
         let client = format!("client\n{AMBER}\n\n");
         for whole in [relay, client] {
-            for (end, _) in whole.match_indices('\n').chain([(0, "")]) {
-                let (done, _) = asked(&[], &whole[..end + 1]);
+            let mut answers = String::new();
+            for line in whole.split_inclusive('\n') {
+                answers.push_str(line);
+                let (done, _) = asked(&[], &answers);
                 let Err(failure @ Failure::Wrong(_)) = done else {
-                    panic!("{end}: {done:?}");
+                    panic!("{answers:?}: {done:?}");
                 };
                 let said = failure.to_string();
                 assert!(
