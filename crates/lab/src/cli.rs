@@ -1,14 +1,15 @@
 //! The command line of `hoplite-lab`. Scripts depend on it: extend, do not rename.
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use hoplite_wire::Target;
 
 use crate::{
     balancer, calibrate, doctor,
     errors::Failure,
     experiments::{campaign, scenario, workload, world},
-    monitor,
+    load, monitor,
     results::{hand_in, report},
 };
 
@@ -45,6 +46,8 @@ pub enum Command {
     Calibrate(CalibrateArgs),
     /// Balance UDP and TCP over a fleet of relays by the ids of connections.
     Balancer(BalancerArgs),
+    /// Load relays of your own with many clients: how many users they carry.
+    Load(LoadArgs),
     /// Measure real networks for months, within a budget.
     #[command(subcommand)]
     Monitor(MonitorCommand),
@@ -165,6 +168,60 @@ pub struct MonitorArgs {
     pub at: Option<u64>,
 }
 
+/// Arguments of `load`.
+#[derive(Clone, Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct LoadArgs {
+    /// Its server, instead.
+    #[command(subcommand)]
+    pub command: Option<LoadCommand>,
+    /// A client's file: its `path` and the relays of it, with their tokens.
+    #[arg(long, value_name = "FILE", required = true)]
+    pub config: Option<PathBuf>,
+    /// Where `hoplite-lab load serve` runs, as the last relay reaches it.
+    #[arg(long, value_name = "HOST:PORT", required = true)]
+    pub server: Option<Target>,
+    /// How many clients at once: each number in turn.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,10,50", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub clients: Vec<u32>,
+    /// For how long each number is measured, once all of it has begun.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub seconds: u64,
+    /// What each client does.
+    #[arg(long, value_enum, default_value = "web")]
+    pub workload: load::Workload,
+    /// What all clients together take at most, in Mbit/s; as much as they get if absent.
+    #[arg(long, value_name = "TOTAL", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub mbit: Option<u32>,
+    /// Within how many milliseconds 99 % of first bytes have to come for clients to count as served.
+    #[arg(long, value_name = "MS", default_value_t = 1000)]
+    pub p99: u64,
+    /// The metrics of a relay of the path, for what the load costs it, as http://127.0.0.1:9090/metrics.
+    #[arg(long, value_name = "URL")]
+    pub metrics: Option<String>,
+    /// One JSON object per line on stdout.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The other end of `load`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum LoadCommand {
+    /// Be the server that clients load from; it sends no more than it is asked for.
+    Serve(LoadServeArgs),
+}
+
+/// Arguments of `load serve`.
+#[derive(Clone, Debug, Args)]
+pub struct LoadServeArgs {
+    /// Where, TCP and UDP alike.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: SocketAddr,
+    /// What all who reach it may ask for in a day of UTC, in gigabytes.
+    #[arg(long, value_name = "GB", default_value_t = 100)]
+    pub gb_per_day: u64,
+}
+
 /// Arguments of `merge`.
 #[derive(Clone, Debug, Args)]
 pub struct MergeArgs {
@@ -243,6 +300,7 @@ pub struct ShareArgs {
 pub fn run(cli: &Cli) -> Result<(), Failure> {
     match &cli.command {
         Command::Balancer(args) => balancer::run(args),
+        Command::Load(args) => load::run(args),
         Command::Monitor(MonitorCommand::Run(args)) => monitor::run(args),
         Command::Monitor(MonitorCommand::Serve(args)) => monitor::serve(args),
         Command::Monitor(MonitorCommand::Page(args)) => monitor::page(args),

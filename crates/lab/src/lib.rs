@@ -1,9 +1,9 @@
 //! The lab: emulated networks, subjects, workloads, campaigns, and figures that stand up. Researchers run it as `hoplite-lab`.
-//! It runs binaries and never imports the product's rooms above the seam.
+//! It runs binaries and never imports the product's rooms above the seam; `load` alone is clients itself, by the library for programs outside.
 //!
 //! It has three rooms: the network (`emulator`, `netns`, `topology`), what is run in it (`experiments`), and what comes of it (`results`).
-//! `doctor` and `calibrate` look after the machine; `balancer` and `monitor` are programs beside all this: in front of a
-//! fleet of relays, and for months on real networks.
+//! `doctor` and `calibrate` look after the machine; `balancer`, `load` and `monitor` are programs beside all this: in front of
+//! a fleet of relays, many users of one's own relays, and for months on real networks.
 //!
 //! # Not in this room
 //! Virtual time (`sim`), and everything that is measured: the subjects are processes.
@@ -24,6 +24,7 @@ pub mod doctor;
 pub mod emulator;
 pub mod errors;
 pub mod experiments;
+pub mod load;
 mod log;
 pub mod monitor;
 pub mod netns;

@@ -11,12 +11,12 @@
 
 mod analysis;
 mod budget;
-mod config;
+pub(crate) mod config;
 pub mod control;
 mod days;
 mod interface;
 mod schedule;
-mod server;
+pub(crate) mod server;
 mod vantage;
 
 use std::{
