@@ -24,7 +24,7 @@ def relay(lab, name, port, more="", allow='["127.0.0.0/8"]'):
     metrics = free_port()
     file = folder / "relay.toml"
     text = file.read_text().replace("[egress]\n", f"[egress]\nallow = {allow}\n")
-    file.write_text(f'{text}\n[metrics]\nlisten = "127.0.0.1:{metrics}"\n{more}')
+    file.write_text(f'{text}\n[metrics]\nlisten = "127.0.0.1:{metrics}"\n[limits]\ndrain = 0.1\n{more}')
     lab.run(name, [HOPLITE, "relay", "--config", file])
     wait_for("the relay", lambda: port_open("127.0.0.1", port) and port_open("127.0.0.1", metrics))
     client = folder / "client.toml"
@@ -57,7 +57,7 @@ def workloads(checks, client, server, metrics):
         if workload == "datagrams":
             sent, lost = last["datagrams_sent"], last["datagrams_lost"]
             checks.check("datagrams are counted, 50 a second for each client", 150 <= sent <= 500 and lost < sent / 10, last)
-    levels, _ = told(load(client, server, "--workload", "bulk", "--mbit", "8", "--json", seconds="2"))
+    levels, _ = told(load(client, server, "--workload", "bulk", "--mbit", "8", "--json"))
     checks.check("--mbit holds all clients to a rate", 3e6 < levels[0]["goodput_bps"] < 9e6, levels)
     table = load(client, server, clients="1,3").stdout.splitlines()
     checks.check("a table for people has a row for each number and ends with what was served",
@@ -85,8 +85,8 @@ def failures(checks, lab, client, server):
     strict = load(strict, server)
     checks.check("a policy that refuses the server is told", strict.returncode == 1 and "`allow` of [egress]" in strict.stderr, strict.stderr)
 
-    narrow, metrics = relay(lab, "narrow", free_port(), "[limits]\nconnections_per_client = 2\n")
-    done = load(narrow, server, "--workload", "bulk", "--metrics", metrics, "--json", clients="1,6", seconds="2")
+    narrow, metrics = relay(lab, "narrow", free_port(), "connections_per_client = 2\n")
+    done = load(narrow, server, "--workload", "bulk", "--metrics", metrics, "--json", clients="1,6")
     levels, most = told(done)
     checks.check("a relay that lets two in serves one and not six", most == 1 and levels[1]["served"] < 6 and levels[1]["failed"] > 0, levels)
     checks.check("the failures have a reason", levels[1]["failures"] and sum(levels[1]["failures"].values()) == levels[1]["failed"], levels)
