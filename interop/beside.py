@@ -197,6 +197,19 @@ class Rows(Session):
         self.blocked(f"{name}, SIGKILL")
         return self.state(f"{name}, SIGKILL")
 
+    def held(self, name, extra="", relay=None, left=None):
+        """Up, and traffic flows; after SIGKILL nothing does; down. All the while nothing leaves but for `left`. Whether it came up."""
+        if not self.ups(name, extra, relay=relay):
+            return False
+        self.watch.since()
+        self.carried(name)
+        self.state(name, left)
+        self.signal("KILL")
+        self.blocked(f"{name}, SIGKILL")
+        self.state(f"{name}, SIGKILL", left)
+        self.downs(name)
+        return True
+
     def same(self, name, before):
         now = self.device.snapshot()
         wrong = {what: difference(before[what], now.get(what, "")) for what in before if now.get(what) != before[what]}

@@ -395,37 +395,41 @@ def second_network(lab):
 
 
 class Carried:
-    """Which way the device's packets take, by counters of its router: QUIC is UDP, TLS is TCP."""
+    """Which way the device's packets take, by counters of its router: QUIC is UDP, TLS is TCP. Counts while it is entered."""
 
     def __init__(self, lab):
         self.nft = ["ip", "netns", "exec", lab.router, "nft"]
-        both = "\n".join(f'iifname "to-client*" meta l4proto {protocol} counter name {way}' for way, protocol in (("QUIC", "udp"), ("TLS", "tcp")))
-        rules = f"table inet carried {{\ncounter QUIC {{ }}\ncounter TLS {{ }}\nchain pass {{\ntype filter hook forward priority 10\n{both}\n}}\n}}\n"
-        subprocess.run([*self.nft, "-f", "-"], input=rules, text=True, check=True, capture_output=True)
-        self.seen, self.ends = [(time.monotonic(), self.bytes())], False
+        self.seen, self.ends = [], threading.Event()
         self.watch = threading.Thread(target=self.look, daemon=True)
-        self.watch.start()
 
-    def bytes(self):
-        told = json.loads(subprocess.run([*self.nft, "-j", "list", "counters", "table", "inet", "carried"], check=True, capture_output=True).stdout)
-        return {entry["counter"]["name"]: entry["counter"]["bytes"] for entry in told["nftables"] if "counter" in entry}
+    def __enter__(self):
+        ways = "\n".join(f'iifname "to-client*" meta l4proto {protocol} counter name {way}' for way, protocol in (("QUIC", "udp"), ("TLS", "tcp")))
+        rules = f"table inet carried {{\ncounter QUIC {{ }}\ncounter TLS {{ }}\nchain pass {{\ntype filter hook forward priority 10\n{ways}\n}}\n}}\n"
+        subprocess.run([*self.nft, "-f", "-"], input=rules, text=True, check=True, capture_output=True)
+        self.watch.start()
+        return self
+
+    def __exit__(self, *error):
+        self.ends.set()
+        self.watch.join()
+        subprocess.run([*self.nft, "delete", "table", "inet", "carried"], check=True, capture_output=True)
 
     def look(self):
-        while not self.ends:
-            time.sleep(1)
-            self.seen.append((time.monotonic(), self.bytes()))
+        while True:
+            told = json.loads(subprocess.run([*self.nft, "-j", "list", "counters", "table", "inet", "carried"], check=True, capture_output=True).stdout)
+            counts = {entry["counter"]["name"]: entry["counter"]["bytes"] for entry in told["nftables"] if "counter" in entry}
+            self.seen.append((time.monotonic(), counts))
+            if self.ends.wait(1):
+                return
 
-    def stop(self):
+    def ways(self):
         """(when, which ways, as text) of each second. A few packets of the one that rests do not count."""
-        self.ends = True
-        self.watch.join()
-        subprocess.run([*self.nft, "delete", "table", "inet", "carried"], check=False, capture_output=True)
         for (_, before), (when, after) in zip(self.seen, self.seen[1:]):
             yield when, " and ".join(way for way in ("QUIC", "TLS") if after[way] - before[way] > 300)
 
 
 def run(lab, row):
-    device, took, carried = lab.client, None, None
+    device = lab.client
     row.prelude(lab)
     try:
         if row.early:
@@ -433,22 +437,21 @@ def run(lab, row):
         code, said, took = device.hoplite("up", "--config", lab.named if row.named else lab.file, env=row.env(lab))
         if code:
             return {"error": f"up: {said[-300:]}"}
-        carried, seconds = Carried(lab), BEFORE + row.seconds + row.after
-        probe = device.run(f"probe-{time.monotonic_ns()}", [sys.executable, __file__, "probe", lab.target.v4, seconds])
-        time.sleep(BEFORE)
-        began = time.monotonic()
-        if not row.early:
-            row.begin(lab)
-            time.sleep(row.seconds)
-        if row.end and row.seconds:
-            row.end(lab)
-        whole = time.monotonic() if row.seconds or row.slow else began
-        probe.child.wait(seconds + 30)
+        seconds = BEFORE + row.seconds + row.after
+        with Carried(lab) as carried:
+            probe = device.run(f"probe-{time.monotonic_ns()}", [sys.executable, __file__, "probe", lab.target.v4, seconds])
+            time.sleep(BEFORE)
+            began = time.monotonic()
+            if not row.early:
+                row.begin(lab)
+                time.sleep(row.seconds)
+            if row.end and row.seconds:
+                row.end(lab)
+            whole = time.monotonic() if row.seconds or row.slow else began
+            probe.child.wait(seconds + 30)
         said = probe.lines()[-1]
-        return {"up": took, **judge(said, began, whole, seconds), "over": over(list(carried.stop()), whole, said["end"])}
+        return {"up": took, **judge(said, began, whole, seconds), "over": over(list(carried.ways()), whole, said["end"])}
     finally:
-        if carried:
-            carried.ends = True
         row.restore(lab)
         device.down()
         if device.daemons():
