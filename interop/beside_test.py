@@ -699,7 +699,7 @@ def clat(rows, translated):
         rows.state(name, translated)
         rows.downs(name)
         name = f"{name}, let pass"
-        rows.held(name, f'\n[takeover]\nexclude = {{ addresses = ["{translated}/128"] }}\ngateway = ["{six}/128"]\n', left=translated)
+        rows.held(name, f'\n[takeover]\nexclude = {{ addresses = ["{translated}/128"] }}\ngateway = ["{six}/128"]\n', left=translated, excluded=True)
         rows.same(f"{name}, after down", before)
     finally:
         process.stop(signal.SIGKILL)
