@@ -67,6 +67,9 @@ pub struct Config {
     pub padding_parameters: PaddingParameters,
     /// How long a channel without circuits is kept in [`Channels`](super::Channels).
     pub idle: Duration,
+    /// A client that was raced to a relay over TLS tries QUIC after so long, and again after twice as long, up to [`QUIC_RETRY_AT_MOST`](super::QUIC_RETRY_AT_MOST); what is new takes
+    /// it then. Twice as long, too, for each time that QUIC was lost there lately.
+    pub quic_retry: Duration,
     /// How long a dial that failed, and not at once, is not tried again in [`Channels`](super::Channels), unless the relay has dialled us; zero: no time.
     /// Relays have [`FAILED_DIAL_TTL`].
     pub failed: Duration,
@@ -131,6 +134,7 @@ impl Default for Config {
             padding: PaddingMode::Off,
             padding_parameters: PaddingParameters::default(),
             idle: Duration::from_secs(180),
+            quic_retry: Duration::from_secs(10),
             failed: Duration::ZERO,
             channels: 4096,
             channels_per_address: 64,

@@ -28,7 +28,7 @@ use tokio::{
 use tokio_rustls::{client, server::TlsStream};
 
 use super::{
-    Channel, Config, Counts, Inner, Rival, Shares, Transport,
+    Channel, Config, Counts, Inner, Rival, Shares, Standing, Transport,
     handshake::{Around, Binding, Established, Handshake, Refused, Us},
     ids::Ids,
     padding::{Padding, PaddingEnd},
@@ -433,6 +433,7 @@ impl Maker<'_> {
             remote: self.remote.map(|address| address.to_canonical()),
             transport,
             arrivals: tokio::sync::Mutex::new(arrivals),
+            standing: Standing::of(hold.0.link.as_ref()),
             hold,
         }))
     }

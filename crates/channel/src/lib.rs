@@ -30,11 +30,19 @@ mod tests;
 mod tls;
 mod traffic;
 
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::{
+    fmt,
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use hoplite_crypto::onion::identity::PeerId;
 use hoplite_link::LinkKind;
 use hoplite_link::QuicLink;
+use hoplite_quic::liveness::Pulse;
 use hoplite_wire::{Host, Target, cell::CircuitId};
 use tokio::{
     sync::{SetOnce, mpsc},
@@ -49,7 +57,7 @@ pub use self::{
     queue::{Receiver, Rejected, Sender},
     registry::Channels,
     shares::{Handle, Origin, Share, Shares},
-    table::Listing,
+    table::{Listing, QUIC_RETRY_AT_MOST},
 };
 
 /// Why a channel ended.
@@ -95,8 +103,42 @@ struct Inner {
     transport: Transport,
     arrivals: tokio::sync::Mutex<mpsc::Receiver<Circuit>>,
     hold: Hold,
+    standing: Standing,
     /// Who has the circuits that were begun here for others.
     shares: Shares,
+}
+
+/// Whether what is new should go over a channel. Clones are of the same channel, and do not hold it open.
+#[derive(Clone, Debug, Default)]
+pub struct Standing(Arc<StandingInner>);
+
+#[derive(Debug, Default)]
+struct StandingInner {
+    is_superseded: AtomicBool,
+    /// Of a QUIC connection that we dialled.
+    pulse: Option<Arc<Pulse>>,
+}
+
+impl Standing {
+    fn of(link: Option<&QuicLink>) -> Self {
+        Self(Arc::new(StandingInner {
+            is_superseded: AtomicBool::new(false),
+            pulse: link.map(QuicLink::pulse).cloned(),
+        }))
+    }
+
+    /// Whether another channel has taken its place for all that is new: it ends with the circuits that it has.
+    pub fn is_superseded(&self) -> bool {
+        self.0.is_superseded.load(Relaxed)
+    }
+
+    /// Whether the peer has not answered for suspiciously long ([`hoplite_link::Config::suspect_after`]). It may answer again.
+    pub fn is_suspect(&self) -> bool {
+        self.0
+            .pulse
+            .as_ref()
+            .is_some_and(|pulse| pulse.is_suspect())
+    }
 }
 
 /// What carries the circuits.
@@ -220,12 +262,21 @@ impl Channel {
         }
     }
 
+    /// Whether what is new should go over it.
+    pub fn standing(&self) -> &Standing {
+        &self.0.standing
+    }
+
     /// How many circuits it carries.
     pub fn circuits(&self) -> usize {
         match &self.0.transport {
             Transport::Quic(transport) => transport.circuits(),
             Transport::OneStream(transport, _) => transport.circuits(),
         }
+    }
+
+    fn supersede(&self) {
+        self.0.standing.0.is_superseded.store(true, Relaxed);
     }
 
     fn is_ours(&self) -> bool {

@@ -5,17 +5,24 @@
 //! Two relays that dial each other at the same moment have two channels. Both then begin their circuits on the one that the relay with the lower
 //! identity dialled; the other carries the circuits that it has, and is closed when it has none for a while.
 
-use std::{collections::VecDeque, fmt, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    fmt,
+    net::IpAddr,
+    pin::Pin,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use hoplite_link::LinkKind;
 use hoplite_overlay::{Error, ErrorKind, Reason, Terms};
 use hoplite_wire::Target;
 use parking_lot::Mutex;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{
     Channel, ChannelDialer, How, Listing, Rival, Whom,
-    table::{Lookup, Outcome, Plan, Table, TableChannel},
+    table::{Lookup, Outcome, Plan, Table, TableChannel, next_retry},
 };
 
 /// How often a channel is asked for that has ended, or leads elsewhere, as soon as it is there.
@@ -147,6 +154,19 @@ impl Channels {
             return;
         };
         (self.0.dialled)(channel.clone());
+        let retry = self.0.table.lock().quic_retry(asked, plan, &channel);
+        if let Some(pause) = retry {
+            let inner = Arc::downgrade(&self.0);
+            let terms = terms.clone();
+            let back: BoxFuture = Box::pin(back_to_quic(
+                inner,
+                (identity, whom.clone()),
+                &channel,
+                pause,
+                terms,
+            ));
+            tokio::spawn(back);
+        }
         let Some(how) = plan.beside.filter(|_| channel.is_peer_address_confirmed()) else {
             return;
         };
@@ -227,8 +247,47 @@ impl TableChannel for Channel {
         Self::is_same(self, other)
     }
 
+    fn takes_new(&self) -> bool {
+        let standing = self.standing();
+        !standing.is_superseded() && !standing.is_suspect()
+    }
+
+    fn supersede(&self) {
+        Self::supersede(self);
+    }
+
     fn close(&self) {
         Self::close(self);
+    }
+}
+
+type BoxFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Tries QUIC again and again beside the channel `tls`, which it does not hold open, until that has ended or is superseded.
+fn back_to_quic(
+    inner: Weak<Inner>,
+    (identity, whom): ([u8; 32], Whom),
+    tls: &Channel,
+    first: Duration,
+    terms: Terms,
+) -> impl Future<Output = ()> + Send + 'static {
+    let (ending, standing) = (tls.0.hold.ending().clone(), tls.standing().clone());
+    async move {
+        for tries in 0.. {
+            let ended = timeout(next_retry(first, tries), ending.wait())
+                .await
+                .is_ok();
+            let Some(channels) = inner.upgrade().map(Channels) else {
+                return;
+            };
+            if ended || standing.is_superseded() {
+                return;
+            }
+            let plan = channels.0.table.lock().quic((&identity, &whom));
+            if let Some(plan) = plan {
+                channels.dial((identity, &whom), &plan, &terms).await;
+            }
+        }
     }
 }
 
@@ -333,24 +392,54 @@ fn is_same(one: &Whom, other: &Whom) -> bool {
     one.identity == other.identity && one.address == other.address
 }
 
-// Which relays were reached over TLS when QUIC was tried beside it: there QUIC is not waited for again, for a while.
-// Of a relay that answers QUIC nothing needs to be remembered: QUIC is tried first.
+// Which relays were reached over TLS when QUIC was tried beside it: there QUIC is not waited for again, for a while; and how often it was lost there.
 
-/// After so long QUIC is tried again: it may have been the network where the client was.
+/// After so long QUIC is waited for again: it may have been the network where the client was.
 const QUIC_RETRY_AFTER: Duration = Duration::from_secs(600);
 /// This many relays; then the oldest is forgotten.
 const MAX_WITHOUT_QUIC: usize = 256;
 
 /// The last one at the end.
 #[derive(Debug, Default)]
-pub(super) struct Remembered(VecDeque<([u8; 32], Target, Instant)>);
+pub(super) struct Remembered(VecDeque<Way>);
+
+/// To a relay.
+#[derive(Debug)]
+struct Way {
+    identity: [u8; 32],
+    target: Target,
+    /// TLS was there first, and QUIC has not come since.
+    is_tls: bool,
+    /// When that began, or QUIC was there.
+    since: Instant,
+    /// How often QUIC was there, and TLS first within [`QUIC_RETRY_AFTER`].
+    lost: u32,
+}
+
+impl Way {
+    fn leads(&self, identity: &[u8; 32], target: &Target) -> bool {
+        self.identity == *identity && self.target == *target
+    }
+
+    fn is_young(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) < QUIC_RETRY_AFTER
+    }
+}
 
 impl Remembered {
     /// Whether it is to be dialled over TLS alone at `target`.
     pub(super) fn is_tls(&self, identity: &[u8; 32], target: &Target, now: Instant) -> bool {
-        let young = |since: Instant| now.saturating_duration_since(since) < QUIC_RETRY_AFTER;
-        let mut known = self.0.iter();
-        known.any(|(other, at, since)| other == identity && at == target && young(*since))
+        self.find(identity, target)
+            .is_some_and(|way| way.is_tls && way.is_young(now))
+    }
+
+    /// How often QUIC was lost there lately.
+    pub(super) fn lost(&self, identity: &[u8; 32], target: &Target) -> u32 {
+        self.find(identity, target).map_or(0, |way| way.lost)
+    }
+
+    fn find(&self, identity: &[u8; 32], target: &Target) -> Option<&Way> {
+        self.0.iter().find(|way| way.leads(identity, target))
     }
 
     /// TLS was there first.
@@ -358,17 +447,28 @@ impl Remembered {
         if self.is_tls(&identity, target, now) {
             return;
         }
-        self.forget(&identity, target);
+        let before = self.find(&identity, target);
+        let lost = before.filter(|way| !way.is_tls && way.is_young(now));
+        let lost = lost.map_or(0, |way| way.lost.saturating_add(1));
+        self.0.retain(|way| !way.leads(&identity, target));
         if self.0.len() >= MAX_WITHOUT_QUIC {
             self.0.pop_front();
         }
-        self.0.push_back((identity, target.clone(), now));
+        self.0.push_back(Way {
+            identity,
+            target: target.clone(),
+            is_tls: true,
+            since: now,
+            lost,
+        });
     }
 
-    /// TLS is no way either, or QUIC was there first.
-    pub(super) fn forget(&mut self, identity: &[u8; 32], target: &Target) {
-        self.0
-            .retain(|(other, at, _)| other != identity || at != target);
+    /// QUIC is there.
+    pub(super) fn quic(&mut self, identity: &[u8; 32], target: &Target, now: Instant) {
+        let known = self.0.iter_mut().find(|way| way.leads(identity, target));
+        if let Some(way) = known {
+            (way.is_tls, way.since) = (false, now);
+        }
     }
 }
 
@@ -454,7 +554,7 @@ mod remembered_tests {
             "QUIC has its chance again"
         );
         known.note([2; 32], &here, start);
-        known.forget(&[2; 32], &here);
+        known.quic(&[2; 32], &here, start);
         assert!(!known.is_tls(&[2; 32], &here, start));
         for n in 0..=255 {
             known.note([n; 32], &here, start + QUIC_RETRY_AFTER);
@@ -467,5 +567,21 @@ mod remembered_tests {
             !known.is_tls(&[0; 32], &here, start + QUIC_RETRY_AFTER),
             "the oldest went"
         );
+    }
+
+    #[test]
+    fn who_loses_quic_again_and_again_is_known_for_it_until_it_has_stood_for_a_while() {
+        let (start, mut known) = (Instant::now(), Remembered::default());
+        let here: Target = "192.0.2.1:443".parse().unwrap();
+        known.note([1; 32], &here, start);
+        assert_eq!(known.lost(&[1; 32], &here), 0, "it was never had");
+        for times in 1..=3 {
+            known.quic(&[1; 32], &here, start);
+            known.note([1; 32], &here, start);
+            assert_eq!(known.lost(&[1; 32], &here), times);
+        }
+        known.quic(&[1; 32], &here, start);
+        known.note([1; 32], &here, start + QUIC_RETRY_AFTER);
+        assert_eq!(known.lost(&[1; 32], &here), 0);
     }
 }

@@ -61,6 +61,10 @@ pub(super) trait TableChannel: Clone {
     fn is_peer_address_confirmed(&self) -> bool;
     /// Whether it may be used by whoever asks for the peer there.
     fn serves(&self, target: &Target) -> bool;
+    /// Whether what is new should go over it, as far as it is known to answer and none has taken its place.
+    fn takes_new(&self) -> bool;
+    /// Another one has taken its place.
+    fn supersede(&self);
     fn is_same(&self, other: &Self) -> bool;
     fn close(&self);
 }
@@ -167,7 +171,10 @@ impl<C: TableChannel> Table<C> {
         now: Instant,
     ) -> Result<Lookup<C>, Error> {
         let here = self.relays.get_mut(identity);
-        if let Some(channel) = here.and_then(|relay| relay.find(&whom.address, ours)) {
+        let here = here.and_then(|relay| relay.find(&whom.address, ours));
+        // A client does not wait until silence is an end: it may be that UDP is blocked from now on. A relay would be made to dial by it.
+        let fits = |channel: &C| self.listing.is_some() || channel.takes_new();
+        if let Some(channel) = here.filter(fits) {
             let better = match channel.kind() {
                 LinkKind::Tls => self.better((identity, whom), how, now),
                 LinkKind::Quic => None,
@@ -217,8 +224,13 @@ impl<C: TableChannel> Table<C> {
         if !known || fails() {
             return None;
         }
+        self.quic((identity, whom))
+    }
+
+    /// A dial over QUIC beside what there is, unless another one to there runs.
+    pub(super) fn quic(&mut self, (identity, whom): (&[u8; 32], &Whom)) -> Option<Plan<C>> {
         let relay = self.relays.get_mut(identity)?;
-        if relay.dials.iter().any(|dial| dial.target == *target) {
+        if relay.dials.iter().any(|dial| dial.target == whom.address) {
             return None;
         }
         self.number = self.number.wrapping_add(1);
@@ -231,6 +243,19 @@ impl<C: TableChannel> Table<C> {
         };
         relay.dials.push(Dial::of(&plan, whom, How::Quic));
         Some(plan)
+    }
+
+    /// How long after `channel` was dialled by this plan QUIC is to be tried for the first time, if it is.
+    pub(super) fn quic_retry(
+        &self,
+        (identity, whom): (&[u8; 32], &Whom),
+        plan: &Plan<C>,
+        channel: &C,
+    ) -> Option<Duration> {
+        let raced = [Some(plan.how), plan.otherwise].contains(&Some(How::Raced));
+        let is_for_it = raced && channel.kind() == LinkKind::Tls && self.listing.is_none();
+        let lost = self.slow.lost(identity, &whom.address);
+        is_for_it.then(|| next_retry(self.bounds.quic_retry, lost))
     }
 
     /// What came of a dial that `plan` asked for, in the way `how`. Who waited for it is told.
@@ -390,7 +415,7 @@ impl<C: TableChannel> Table<C> {
     ) {
         match (plan.how, channel.kind()) {
             (How::Raced, LinkKind::Tls) => self.slow.note(*identity, &whom.address, now),
-            (_, LinkKind::Quic) => self.slow.forget(identity, &whom.address),
+            (_, LinkKind::Quic) => self.slow.quic(identity, &whom.address, now),
             (_, LinkKind::Tls) => {}
         }
     }
@@ -433,11 +458,15 @@ impl<C: TableChannel> Table<C> {
                 dial.outcome.set(Ok(channel.clone())).ok();
             }
         }
+        let is_quic = channel.kind() == LinkKind::Quic;
         relay.add(TableEntry {
             channel,
             is_known_there,
             idle: None,
         });
+        if let Some(target) = dialled.filter(|_| is_quic && self.listing.is_none()) {
+            relay.supersede_tls(target);
+        }
     }
 
     fn is_listed(&self, identity: &[u8; 32]) -> bool {
@@ -548,6 +577,14 @@ impl<C: TableChannel> Relay<C> {
         channels.any(|one| one.is_open() && one.kind() == LinkKind::Tls && one.serves(target))
     }
 
+    /// QUIC has come back: what is new is not to go over TLS any more.
+    fn supersede_tls(&self, target: &Target) {
+        let channels = self.channels.iter().map(|kept| &kept.channel);
+        channels
+            .filter(|one| one.kind() == LinkKind::Tls && one.serves(target))
+            .for_each(TableChannel::supersede);
+    }
+
     fn is_alive(&self) -> bool {
         !self.dials.is_empty() || self.channels.iter().any(|kept| kept.channel.is_open())
     }
@@ -571,14 +608,15 @@ impl<C: TableChannel> Relay<C> {
         self.channels.iter().filter_map(|kept| kept.idle).max()
     }
 
-    /// Of several that serve the address QUIC; then one that we dialled (`ours`) or one that the peer did; of those the oldest.
+    /// Of several that serve the address one that answers; then QUIC; then one that we dialled (`ours`) or one that the peer did; of those the oldest.
     fn find(&mut self, target: &Target, ours: bool) -> Option<C> {
         self.channels.retain(|kept| kept.channel.is_open());
         let serving = self.channels.iter_mut();
         let serving = serving.filter(|kept| kept.channel.serves(target));
         let kept = serving.min_by_key(|kept| {
             let channel = &kept.channel;
-            (channel.kind() == LinkKind::Tls, channel.is_ours() != ours)
+            let is_tls = channel.kind() == LinkKind::Tls;
+            (!channel.takes_new(), is_tls, channel.is_ours() != ours)
         })?;
         kept.idle = None;
         Some(kept.channel.clone())
@@ -637,6 +675,15 @@ impl<C: TableChannel> TableEntry<C> {
             self.channel.close();
         }
     }
+}
+
+/// The longest time between two tries of QUIC beside one channel over TLS.
+pub const QUIC_RETRY_AT_MOST: Duration = Duration::from_secs(320);
+
+/// After so many tries, or losses, each of which doubles the time to the next.
+pub(super) fn next_retry(first: Duration, doublings: u32) -> Duration {
+    let longer = 1u32.checked_shl(doublings).unwrap_or(u32::MAX);
+    first.saturating_mul(longer).min(QUIC_RETRY_AT_MOST)
 }
 
 /// What counts as one: an IPv4 address or an IPv6 /64.

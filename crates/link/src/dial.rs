@@ -333,6 +333,11 @@ impl QuicLink {
         self.pulse.stirred().await;
     }
 
+    /// What tells whether it answers, for who does not hold the link itself.
+    pub fn pulse(&self) -> &Arc<Pulse> {
+        &self.pulse
+    }
+
     /// Waits until it does not answer. It may answer again.
     pub async fn suspected(&self) {
         self.pulse.suspected().await;

@@ -3,7 +3,7 @@
 
 pub mod memory;
 
-pub use hoplite_channel::{CircuitBacklog, How, Origin};
+pub use hoplite_channel::{CircuitBacklog, How, Origin, Standing};
 
 use std::{
     fmt,
@@ -63,6 +63,11 @@ pub trait Channel: fmt::Debug + Send + Sync {
 
     /// Whether it has closed.
     fn is_closed(&self) -> bool;
+
+    /// Whether what is new should go over it. By default it does, as long as it has not closed.
+    fn standing(&self) -> Standing {
+        Standing::default()
+    }
 }
 
 /// A stream's place among those of its client.
@@ -230,6 +235,10 @@ impl Channel for hoplite_channel::Channel {
 
     fn is_closed(&self) -> bool {
         !self.is_open()
+    }
+
+    fn standing(&self) -> Standing {
+        Self::standing(self).clone()
     }
 }
 

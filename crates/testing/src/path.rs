@@ -1,6 +1,12 @@
-//! Paths of nested hops over relays on loopback.
+//! Paths of nested hops over relays on loopback, and a network below them that blocks UDP.
 
-use std::sync::Arc;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    task::Poll,
+};
 
 use hoplite_crypto::Trust;
 use hoplite_link::Peer;
@@ -9,7 +15,7 @@ use hoplite_overlay::{Direct, Overlay};
 use hoplite_relay::Handle;
 use hoplite_wire::Target;
 
-use crate::relay::relays;
+use crate::{Double, relay::relays};
 
 /// The device's own sockets, below the first hop.
 pub fn direct() -> Arc<dyn Overlay> {
@@ -51,4 +57,53 @@ pub fn through<'a>(
 pub fn build(hops: usize, below: &Arc<dyn Overlay>, client: Config) -> (Path, Vec<Handle>) {
     let relays = relays(hops);
     (through(&relays, below, client), relays)
+}
+
+/// The device's own sockets behind a firewall that can drop all UDP, silently, as firewalls do.
+#[derive(Debug)]
+pub struct Switch {
+    /// The sockets.
+    pub overlay: Arc<dyn Overlay>,
+    blocked: Arc<AtomicBool>,
+}
+
+impl Default for Switch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Switch {
+    /// One that lets all pass.
+    pub fn new() -> Self {
+        let blocked = Arc::<AtomicBool>::default();
+        let switch = Arc::clone(&blocked);
+        let overlay = Double::over(Direct::new()).flows(move |flow| {
+            let (up, down) = (Arc::clone(&switch), Arc::clone(&switch));
+            flow.sends(move |below, cx, batch| {
+                if up.load(SeqCst) {
+                    Poll::Ready(Ok(()))
+                } else {
+                    below.poll_send(cx, batch)
+                }
+            })
+            .receives(move |below, cx, buf| {
+                loop {
+                    match below.poll_recv(cx, buf) {
+                        Poll::Ready(Ok(_)) if down.load(SeqCst) => {}
+                        other => return other,
+                    }
+                }
+            })
+        });
+        Self {
+            overlay: Arc::new(overlay),
+            blocked,
+        }
+    }
+
+    /// Drops all from now on, or nothing.
+    pub fn block(&self, blocked: bool) {
+        self.blocked.store(blocked, SeqCst);
+    }
 }

@@ -27,6 +27,8 @@ struct State {
     kind: LinkKind,
     open: Cell<bool>,
     circuits: Cell<usize>,
+    answers: Cell<bool>,
+    superseded: Cell<bool>,
 }
 
 impl TableChannel for Double {
@@ -53,6 +55,12 @@ impl TableChannel for Double {
     }
     fn is_same(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
+    }
+    fn takes_new(&self) -> bool {
+        self.0.answers.get() && !self.0.superseded.get()
+    }
+    fn supersede(&self) {
+        self.0.superseded.set(true);
     }
     fn close(&self) {
         self.0.open.set(false);
@@ -148,6 +156,8 @@ fn channel(identity: Identity, remote: IpAddr, ours: bool, kind: LinkKind) -> Do
         kind,
         open: Cell::new(true),
         circuits: Cell::new(0),
+        answers: Cell::new(true),
+        superseded: Cell::new(false),
     }))
 }
 
@@ -280,6 +290,56 @@ fn whoever_is_there_over_tls_and_said_to_have_quic_is_dialled_once_more_for_the_
         channel(honest(LISTED), home(LISTED), false, LinkKind::Tls),
     );
     let found = table.asks(&stranger, How::Raced, now);
+    assert!(matches!(found, Ok(Lookup::Here(_, None))));
+}
+
+#[test]
+fn a_client_goes_over_to_tls_before_silence_is_an_end_and_back_to_quic_when_it_is_there() {
+    let (mut table, now) = (Table::<Double>::new(Config::default()), Instant::now());
+    let relay = whom(honest(0), home(0));
+    let asked = (&honest(0), &relay);
+    let plan = table.dials(&relay, How::Raced, now);
+    let quic = table.answers(&relay, &plan, LinkKind::Quic, now);
+    assert_eq!(table.quic_retry(asked, &plan, &quic), None);
+    quic.0.answers.set(false);
+    let plan = table.dials(&relay, How::Raced, now);
+    assert!(
+        matches!(table.asks(&relay, How::Raced, now), Ok(Lookup::Wait(_))),
+        "it is dialled once"
+    );
+    let tls = table.answers(&relay, &plan, LinkKind::Tls, now);
+    let first = table.bounds.quic_retry;
+    assert_eq!(table.quic_retry(asked, &plan, &tls), Some(first));
+    let takes = |table: &mut Table<Double>| match table.asks(&relay, How::Raced, now) {
+        Ok(Lookup::Here(channel, _)) => channel,
+        _ => panic!("it is there"),
+    };
+    assert!(takes(&mut table).is_same(&tls));
+    quic.close();
+    let plan = table.quic(asked).unwrap();
+    assert!(table.quic(asked).is_none(), "one at a time");
+    let back = table.answers(&relay, &plan, LinkKind::Quic, now);
+    assert!(takes(&mut table).is_same(&back) && !tls.takes_new());
+    // What stays over TLS does not serve where QUIC is lost again, and the next time it is tried again later.
+    back.0.answers.set(false);
+    let plan = table.dials(&relay, How::Raced, now);
+    let tls = table.answers(&relay, &plan, LinkKind::Tls, now);
+    assert_eq!(table.quic_retry(asked, &plan, &tls), Some(2 * first));
+    // Who asked for TLS alone gets nothing else.
+    let other = whom(honest(1), home(1));
+    let plan = table.dials(&other, How::Tls, now);
+    let tls = table.answers(&other, &plan, LinkKind::Tls, now);
+    assert_eq!(table.quic_retry((&honest(1), &other), &plan, &tls), None);
+}
+
+#[test]
+fn a_relay_waits_for_a_peer_that_does_not_answer_until_that_is_an_end() {
+    let (mut table, now) = (table(bounds()), Instant::now());
+    let relay = whom(honest(0), home(0));
+    let plan = table.dials(&relay, How::Raced, now);
+    let quic = table.answers(&relay, &plan, LinkKind::Quic, now);
+    quic.0.answers.set(false);
+    let found = table.asks(&relay, How::Raced, now);
     assert!(matches!(found, Ok(Lookup::Here(_, None))));
 }
 

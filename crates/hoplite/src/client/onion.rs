@@ -279,7 +279,9 @@ impl Circuits {
     /// What circuits run over.
     pub(super) fn channel(&self) -> Option<&'static str> {
         let open = self.channels.open();
-        open.first().map(|channel| channel.kind().name())
+        let taken = |channel: &&channel::Channel| !channel.standing().is_superseded();
+        let first = open.iter().find(taken).or_else(|| open.first());
+        first.map(|channel| channel.kind().name())
     }
 
     /// The device's network may have changed.

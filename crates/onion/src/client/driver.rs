@@ -27,7 +27,7 @@ use super::{
     conversation::{self, Conversation, Heard, Order, Talk},
 };
 use crate::{
-    channel::{self, Channel, Dialer},
+    channel::{self, Channel, Dialer, Standing},
     conflux::{LegId, Side},
     endpoint::{Arrival, Endpoint, Role, io::Shared},
     failure,
@@ -51,6 +51,8 @@ pub struct BuiltCircuit {
     built: Instant,
     /// Of the circuit, or of each leg.
     paths: Vec<Vec<Relay>>,
+    /// Of the channels to the first relays.
+    channels: Vec<Standing>,
     ended: Ended,
 }
 
@@ -248,6 +250,7 @@ async fn build_telling(
         kept,
         built: Instant::now(),
         paths: vec![path],
+        channels: vec![channel.standing()],
         ended,
     };
     tokio::spawn(driver.run());
@@ -315,10 +318,16 @@ impl BuiltCircuit {
         self.exit().is_some_and(|exit| exit.half_close)
     }
 
-    /// Whether it takes another stream.
+    /// Whether it takes another stream, now or later.
     pub fn is_usable(&self) -> bool {
         let endpoint = self.shared().lock();
-        endpoint.closed().is_none() && !endpoint.has_no_room()
+        let is_open = endpoint.closed().is_none() && !endpoint.has_no_room();
+        is_open && !self.channels.iter().any(Standing::is_superseded)
+    }
+
+    /// Whether another stream would wait for a first relay that does not answer.
+    pub fn is_suspect(&self) -> bool {
+        self.channels.iter().any(Standing::is_suspect)
     }
 }
 
@@ -711,8 +720,11 @@ impl Builder {
             self.build_over(one, LastRelay::Ours, leg()),
             self.build_over(other, LastRelay::Ours, leg()),
         )?;
-        let paths = one.paths.into_iter().chain(other.paths).collect();
-        Ok(BuiltCircuit { paths, ..one })
+        Ok(BuiltCircuit {
+            paths: [one.paths, other.paths].concat(),
+            channels: [one.channels, other.channels].concat(),
+            ..one
+        })
     }
 
     /// Who chooses paths.

@@ -410,10 +410,8 @@ impl Build {
 }
 
 fn serves(circuit: &BuiltCircuit, need: Need) -> bool {
-    circuit
-        .path()
-        .last()
-        .is_none_or(|exit| need.is_met_by(exit))
+    let exit = circuit.path().last();
+    !circuit.is_suspect() && exit.is_none_or(|exit| need.is_met_by(exit))
 }
 
 impl Need {

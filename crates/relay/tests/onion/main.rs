@@ -1,6 +1,7 @@
 //! Circuits through whole relays on loopback, over QUIC and TLS on the port of MASQUE: what a client, another relay and an operator see.
 
 mod beside;
+mod blocked;
 mod circuits;
 mod hsdir;
 mod known;

@@ -93,6 +93,15 @@ pub(crate) fn client(path: Vec<Known>, how: How) -> Onion {
         ..hoplite_onion::Config::default()
     };
     let channels = Channels::new(dialer(), |_| ());
+    over(channels, path, how, config)
+}
+
+pub(crate) fn over(
+    channels: Channels,
+    path: Vec<Known>,
+    how: How,
+    config: hoplite_onion::Config,
+) -> Onion {
     let linked = Linked::new(channels, how);
     Onion::new(Arc::new(linked), Arc::new(Fixed(path)), config)
 }

@@ -7,10 +7,11 @@ use hoplite_overlay::{
     Error, ErrorKind, Overlay, Terms,
     conformance::{self, Subject},
 };
-use hoplite_testing::{path::build, soon, targets, until};
+use hoplite_testing::{
+    path::{Switch, build},
+    soon, targets, until,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-use crate::support::Switch;
 
 /// Everything noticed ten times sooner than by default, so that the tests end soon.
 fn hasty() -> Config {

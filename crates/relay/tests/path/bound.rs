@@ -6,13 +6,11 @@ use hoplite_masque::{Config, Path};
 use hoplite_overlay::{Bound, Datagrams, ErrorKind, Overlay, Terms};
 use hoplite_relay::Handle;
 use hoplite_testing::{
-    path::{direct, through},
+    path::{Switch, direct, through},
     relay::{number, relay, until_metric},
     soon, targets,
 };
 use tokio::{net::UdpSocket, time::timeout};
-
-use crate::support::Switch;
 
 /// An ingress, and an egress that has such sockets.
 fn relays() -> Vec<Handle> {

@@ -7,15 +7,13 @@ use hoplite_overlay::{ErrorKind, Overlay, Reason, Terms};
 use hoplite_relay::{Handle, config::ResolverChoice};
 use hoplite_testing::{
     dns::Dns,
-    path::{direct, through},
+    path::{Switch, direct, through},
     relay::relay,
 };
 use hoplite_wire::{
     HostName, Target,
     dns::{Code, Question, RecordType},
 };
-
-use crate::support::Switch;
 
 const FINE: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 34);
 

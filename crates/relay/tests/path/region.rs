@@ -11,14 +11,12 @@ use hoplite_relay::{
 use hoplite_testing::{
     mmdb,
     namespace::with_echoes,
-    path::{direct, through},
+    path::{Switch, direct, through},
     relay::{config, identity, relay},
     soon, targets, until,
 };
 use hoplite_wire::{Host, connect_ip::Scope, ip::icmp::Echo};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-use crate::support::Switch;
 
 /// An ingress that takes loopback for Berlin, and an egress with pools.
 fn relays() -> Vec<Handle> {
