@@ -662,14 +662,10 @@ def nat64(rows):
         seen = rows.seen_as(f"[{target.v6}]"), rows.seen_as(target.v4)
         checks.check(f"{name}, before: IPv6 is reached and IPv4 is not, but by NAT64", seen == (device.v6, None) and connects(rows, translated), f"{seen}: {process.text()}")
         before = device.snapshot()
-        for how, address in (("the relay by its IPv6 address", relay.v6), ("the relay by NAT64's address of it", translated)):
+        for how, address in (("the relay by its IPv6 address", f"[{relay.v6}]"), ("the relay by NAT64's address of it", f"[{translated}]"), ("the relay by its IPv4 address", relay.v4)):
             how = f"{name}, {how}"
-            if rows.held(how, relay=f"[{address}]", left=address):
+            if rows.held(how, relay=address, left=relay.v6 if relay.v6 in address else translated):
                 rows.same(f"{how}, after down", before)
-        how = f"{name}, the relay by its IPv4 address"
-        code, said, took = device.up("", "--wait", "3")
-        checks.check(f"{how}: up says that it is not reached ({took:.0f} s)", code == 1 and "the first relay cannot be reached: network unreachable" in said, f"exit {code}: {said}")
-        rows.same(how, before)
         clat(rows, translated)
     finally:
         process.stop(signal.SIGKILL)
@@ -754,6 +750,8 @@ def main():
     chosen = sys.argv[1:]
     with BesideLab() as lab:
         names = {"inside.corp.test": lab.target.v4, "nas.lan.test": lab.target.v4, "inside.new.test": lab.target.v4, "inside.route.test": lab.target.v4}
+        # What a resolver of a network with NAT64 answers (RFC 7050); nobody but nat64 asks for it.
+        names["ipv4only.arpa"] = f"{PREFIX}c000:aa"
         lab.start_targets(*(word for name, address in names.items() for word in ("--name", f"{name}={address}")))
         lab.start_relay(lab.relays[0], listen="[::]")
         (lab.client.root / "etc/hoplite/client.toml").write_text(lab.client.config())

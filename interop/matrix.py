@@ -9,7 +9,6 @@ usage: matrix.py [--paths 1,3,circuits] [--repetitions 3] [--rows NAME,…] [--j
 
 import argparse
 import collections
-import collections
 import contextlib
 import json
 import os
@@ -246,6 +245,19 @@ def both(lab):
     ip("-6", "route", "replace", "default", "via", "fd77:1::1", "dev", "eth0", ns=lab.client.ns)
 
 
+def carries_v6(lab, carries):
+    """Whether the router passes IPv6 on; it announces it all the while, and says nothing of what it drops."""
+    subprocess.run(["ip", "netns", "exec", lab.router, "sysctl", "-qw", f"net.ipv6.conf.all.forwarding={int(carries)}"], check=True)
+
+
+def dead_v6(lab):
+    carries_v6(lab, False)
+
+
+def live_v6(lab):
+    carries_v6(lab, True)
+
+
 def clock(lab):
     """The file by which libfaketime sets the clocks of the device's processes."""
     return lab.folder / "clock"
@@ -324,6 +336,8 @@ ROWS = [
     Row("the NAT forgets, and gives other ports", lambda lab: behind_nat(lab, "30000-39999"), prelude=lambda lab: behind_nat(lab, "20000-29999"), restore=open_again),
     Row("from a network with IPv4 alone to one with IPv6 alone", only_v6, prelude=only_v4, restore=both, named=True),
     Row("from a network with IPv6 alone to one with IPv4 alone", only_v4, prelude=only_v6, restore=both, named=True),
+    Row("IPv6 is announced, and carries nothing", dead_v6, early=True, restore=live_v6, named=True),
+    Row("IPv6 carries nothing any more", dead_v6, restore=live_v6, named=True),
     Row("Wi-Fi to LTE", to_lte, restore=to_wifi),
     Row("LTE to Wi-Fi", to_wifi, prelude=to_lte),
     Row("the first relay drains, is killed after 10 s, and restarts", relay(0, signal.SIGTERM), slow=True),

@@ -5,6 +5,7 @@
 pub mod bound;
 #[cfg(target_os = "linux")]
 pub mod echo;
+mod nat64;
 pub mod resolver;
 pub mod rights;
 mod system;
@@ -14,6 +15,7 @@ pub mod tun;
 pub mod udp;
 
 use std::{
+    collections::VecDeque,
     fmt, io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -23,12 +25,14 @@ use std::{
 #[cfg(target_os = "linux")]
 use hoplite_wire::connect_ip::Scope;
 use hoplite_wire::{Host, HostName, Target};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 
 #[cfg(target_os = "linux")]
 pub use self::echo::{EchoFlow, EchoSettings, echo_is_permitted};
 pub use self::{
     bound::BoundUdp,
+    nat64::NAT64_NAME,
     resolver::{Fixed, Resolver, System},
     tcp::{KeepAlive, Silence, TcpFlow, connect_socket, connect_socket_from},
     udp::{SocketBuffers, UdpFlow, UdpSettings, connect_udp},
@@ -55,6 +59,7 @@ pub struct Direct {
     guard: Option<Arc<Guard>>,
     udp: UdpSettings,
     silence: Option<Silence>,
+    answered: Option<Arc<Answered>>,
 }
 
 impl Default for Direct {
@@ -72,18 +77,23 @@ impl Direct {
             guard: None,
             udp: UdpSettings::default(),
             silence: None,
+            answered: None,
         }
     }
 
-    /// Flows for those few that carry tunnels: large socket buffers, and TCP connections as [`Silence::OF_ENTRY`].
+    /// Flows for those few that carry tunnels: large socket buffers, and TCP connections as [`Silence::OF_ENTRY`]. Of the addresses of a name the one
+    /// that a TCP connection came about with last goes first: UDP cannot try them side by side, and a network may announce a version of IP that it
+    /// does not carry. An IPv4 address that has no route is dialled where the network's NAT64 has it, if it has one.
     pub fn for_tunnels() -> Self {
         let settings = UdpSettings {
             buffers: SocketBuffers::Tunnel,
             ..UdpSettings::default()
         };
-        Self::new()
+        let mut direct = Self::new()
             .udp_settings(settings)
-            .silence(Silence::OF_ENTRY)
+            .silence(Silence::OF_ENTRY);
+        direct.answered = Some(Arc::default());
+        direct
     }
 
     /// Asks `resolver` for names.
@@ -168,11 +178,34 @@ impl Direct {
 
     async fn stream(&self, target: &Target) -> Result<TcpFlow, Error> {
         let how = (self.udp.mark, self.silence);
-        tcp::connect_as(&self.addresses(target).await?, how).await
+        let flow = tcp::connect_as(&self.ordered(target).await?, how).await?;
+        if let (Some(answered), Ok(peer)) = (&self.answered, flow.peer_addr()) {
+            answered.note(&target.host, peer.ip());
+        }
+        Ok(flow)
     }
 
     async fn datagrams(&self, target: &Target) -> Result<UdpFlow, Error> {
-        udp::connect_first(&self.addresses(target).await?, &self.udp)
+        udp::connect_first(&self.ordered(target).await?, &self.udp)
+    }
+
+    /// The addresses of `target`, first the one that answered last.
+    async fn ordered(&self, target: &Target) -> Result<Vec<SocketAddr>, Error> {
+        let mut addresses = self.addresses(target).await?;
+        let Some(answered) = &self.answered else {
+            return Ok(addresses);
+        };
+        if let Some(last) = answered.last(&target.host) {
+            addresses.sort_by_key(|address| address.ip() != last);
+        }
+        if let (Host::Ip(IpAddr::V4(address)), [one]) = (&target.host, &*addresses)
+            && !udp::has_route(*one, &self.udp)
+        {
+            let there = nat64::translated(self, *address).await;
+            // What is forbidden stays so.
+            addresses.extend(self.allowed(&there, target.port).unwrap_or_default());
+        }
+        Ok(addresses)
     }
 
     fn deadline(terms: &Terms) -> Terms {
@@ -242,6 +275,36 @@ impl fmt::Debug for Direct {
             .field("resolver", &self.resolver)
             .field("guarded", &self.guard.is_some())
             .finish_non_exhaustive()
+    }
+}
+
+/// Of the names of some hosts, the address that answered last.
+#[derive(Default)]
+struct Answered(Mutex<VecDeque<(HostName, IpAddr)>>);
+
+impl Answered {
+    /// Of so many hosts; one more takes the place of the oldest.
+    const MOST: usize = 64;
+
+    fn note(&self, host: &Host, address: IpAddr) {
+        let Host::Name(name) = host else {
+            return;
+        };
+        let mut known = self.0.lock();
+        known.retain(|(other, _)| other != name);
+        if known.len() >= Self::MOST {
+            known.pop_front();
+        }
+        known.push_back((name.clone(), address));
+    }
+
+    fn last(&self, host: &Host) -> Option<IpAddr> {
+        let Host::Name(name) = host else {
+            return None;
+        };
+        let known = self.0.lock();
+        let found = known.iter().find(|(other, _)| other == name);
+        found.map(|(_, address)| *address)
     }
 }
 

@@ -120,6 +120,24 @@ pub fn embedded(ip: Ipv6Addr, prefix_len: u8) -> Option<Ipv4Addr> {
     Some([v4.next()?, v4.next()?, v4.next()?, v4.next()?].into())
 }
 
+/// `v4` behind the translation prefix that `prefix` begins with, of this length, and zeros behind it: RFC 6052 §2.2. Nothing for other lengths.
+pub fn embed(prefix: Ipv6Addr, prefix_len: u8, v4: Ipv4Addr) -> Option<Ipv6Addr> {
+    if !TRANSLATION_PREFIXES.contains(&prefix_len) {
+        return None;
+    }
+    let mut octets = prefix.octets();
+    let behind = octets.iter_mut().skip(usize::from(prefix_len) / 8);
+    behind.for_each(|octet| *octet = 0);
+    let places = octets.iter_mut().enumerate();
+    let places = places
+        .skip(usize::from(prefix_len) / 8)
+        .filter(|(at, _)| *at != 8);
+    for ((_, place), octet) in places.zip(v4.octets()) {
+        *place = octet;
+    }
+    Some(octets.into())
+}
+
 /// `localhost` and all names below it.
 pub fn is_localhost(name: &str) -> bool {
     name == "localhost" || name.ends_with(".localhost")
@@ -179,7 +197,15 @@ mod tests {
         ] {
             let found = embedded(text.parse().expect(text), len);
             assert_eq!(found, Some(Ipv4Addr::new(192, 0, 2, 33)), "{text}");
+            let (whole, other) = (text.parse().expect(text), Ipv4Addr::BROADCAST);
+            let put = embed(
+                embed(whole, len, other).expect(text),
+                len,
+                found.expect(text),
+            );
+            assert_eq!(put, Some(whole), "{text}");
         }
+        assert_eq!(embed(Ipv6Addr::LOCALHOST, 33, Ipv4Addr::BROADCAST), None);
         assert_eq!(embedded(Ipv6Addr::LOCALHOST, 128), None);
         assert_eq!(embedded(Ipv6Addr::LOCALHOST, 33), None);
     }

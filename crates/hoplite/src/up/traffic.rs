@@ -13,7 +13,7 @@ use std::{
 use futures_util::future::join_all;
 use hoplite_overlay::{
     Direct, Error, ErrorKind, Opening, Overlay, Reason, Terms,
-    direct::{Resolver, resolver::special},
+    direct::{NAT64_NAME, Resolver, resolver::special},
 };
 use hoplite_wire::{Host, HostName, Target};
 use parking_lot::{Mutex, MutexGuard};
@@ -229,6 +229,8 @@ impl Resolver for Remembering {
         Box::pin(async move {
             match special(name) {
                 Some(answer) => answer,
+                // Another network has another answer.
+                None if name.as_str() == NAT64_NAME => self.look_up(name).await,
                 None => self.find(name).await,
             }
         })

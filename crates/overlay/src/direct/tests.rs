@@ -265,3 +265,21 @@ async fn a_flow_has_the_source_that_it_is_given() {
     drop(socket.expect("connects"));
     assert_eq!(accepted.expect("accepts").1.ip(), source);
 }
+
+#[tokio::test]
+async fn udp_takes_the_address_that_a_tcp_connection_came_about_with() {
+    let (listener, target) = listener().await;
+    let name = HostName::new("relay.example").expect("valid");
+    let dead = Ipv4Addr::new(127, 0, 0, 99);
+    let table = Fixed::default().with(name, vec![dead.into(), Ipv4Addr::LOCALHOST.into()]);
+    let direct = Direct::for_tunnels().resolver(Arc::new(table));
+    let target = named("relay.example", target.port);
+    let peer = async || direct.datagrams(&target).await.expect("opens").peer();
+    assert_eq!(peer().await.ip(), dead, "nothing is known");
+    let opened = direct.open_stream(&target, &Terms::default()).await;
+    let (_stream, _far) = (
+        opened.expect("opens"),
+        listener.accept().await.expect("accepted"),
+    );
+    assert_eq!(peer().await.ip(), Ipv4Addr::LOCALHOST);
+}

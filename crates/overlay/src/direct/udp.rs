@@ -124,6 +124,13 @@ fn open(address: SocketAddr, settings: &UdpSettings) -> io::Result<UdpFlow> {
     UdpFlow::adopt(socket.into(), address, settings)
 }
 
+/// Whether the system knows a way to `address`. Nothing is sent.
+pub(super) fn has_route(address: SocketAddr, settings: &UdpSettings) -> bool {
+    let tried = connected(address, settings.mark, settings.source);
+    let errno = tried.err().and_then(|error| Errno::from_io_error(&error));
+    !matches!(errno, Some(Errno::NETUNREACH | Errno::HOSTUNREACH))
+}
+
 /// A UDP socket that talks to `peer` only. Nothing is sent. The mark comes first: it has a part in choosing our own address.
 fn connected(peer: SocketAddr, mark: Option<u32>, source: Option<IpAddr>) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(peer), Type::DGRAM, None)?;
@@ -185,6 +192,11 @@ impl UdpFlow {
     /// The operating system's.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
+    }
+
+    #[cfg(test)]
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.peer
     }
 
     #[cfg(test)]
