@@ -462,21 +462,25 @@ def tailscale(rows):
 
 
 def tailnet_excluded(rows):
-    """The tailnet excluded: rules of ours look in the main table, so it needs a route there."""
+    """The tailnet excluded: it goes on by Tailscale's own rules, also when they came after ours, and by the uplink where there are none."""
     device, checks, name = rows.device, rows.checks, "Tailscale's scheme, its network excluded"
-    device.must(TAILSCALE.format() + "ip route add 100.64.0.0/10 dev tailscale0")
+    device.must(TAILSCALE.format())
     if rows.ups(name, '\n[takeover]\nexclude = { addresses = ["100.64.0.0/10"] }\n'):
         rows.watch.since()
         seen = rows.seen_as("100.64.0.1")
         checks.check(f"{name}: it is reached", seen == "100.64.0.7", seen)
         rows.carried(name, "target.test")
         rows.state(name)
-        device.must("ip route del 100.64.0.0/10 dev tailscale0")
+        device.must(UNTAILED + TAILSCALE.format())
+        seen = rows.seen_as("100.64.0.1", timeout=10)
+        checks.check(f"{name}, when its rules have come after ours: it is reached", seen == "100.64.0.7", seen)
+        rows.carried(f"{name}, when its rules have come after ours", "target.test")
+        rows.watch.since()
+        device.must(UNTAILED)
         seen = rows.seen_as("100.64.0.1", timeout=2)
         past = {describe(frame) for frame in rows.watch.outgoing()}
-        checks.check(f"{name}, without a route in the main table: it goes by the uplink, as the docs have it", seen is None and (6, "100.64.0.1", 80) in past, (seen, past))
+        checks.check(f"{name}, and nobody there who has it: it goes by the uplink, as the docs have it", seen is None and (6, "100.64.0.1", 80) in past, (seen, past))
         rows.downs(name)
-    device.must(UNTAILED)
 
 
 @contextlib.contextmanager

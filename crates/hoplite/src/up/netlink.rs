@@ -20,7 +20,7 @@ use rtnetlink::{
 use rustix::{io::Errno, net::netdevice};
 use tokio::task::JoinHandle;
 
-use super::plan::{BLOCKING, Family, INTO, MARK, PRIORITY, PROTOCOL, RULES, Rule, TABLE};
+use super::plan::{Action, BLOCKING, Family, INTO, MARK, PRIORITY, PROTOCOL, RULES, Rule, TABLE};
 use crate::config::client::takeover::Users;
 
 /// Packets that may wait in the interface for us to read them.
@@ -165,7 +165,7 @@ impl Netlink {
         let rules: Vec<Rule> = sorted.ours.iter().filter_map(read).collect();
         let leads = |family: &Family| {
             let mut of = rules.iter().filter(|rule| rule.family == *family);
-            of.any(|rule| rule.table == Some(TABLE))
+            of.any(|rule| rule.action == Action::Table(TABLE))
         };
         Ok(families.iter().all(leads))
     }
@@ -368,6 +368,10 @@ impl Sorted {
         let shift = lowest.map_or(0, |lowest| begin.saturating_sub(room(lowest)));
         let placed = wanted.iter().map(|rule| Rule {
             priority: rule.priority - shift,
+            action: match rule.action {
+                Action::Goto(priority) => Action::Goto(priority - shift),
+                same => same,
+            },
             ..rule.clone()
         });
         let before = others.iter().filter(|it| **it <= end - shift).count();
@@ -403,18 +407,19 @@ fn table(message: &RuleMessage) -> u32 {
 fn message(rule: &Rule) -> RuleMessage {
     let mut message = RuleMessage::default();
     message.header.family = address_family(rule.family);
-    message.header.action = match rule.table {
-        Some(_) => RuleAction::ToTable,
-        None => RuleAction::Unreachable,
+    let (action, with) = match rule.action {
+        Action::Table(table) => (RuleAction::ToTable, Some(RuleAttribute::Table(table))),
+        Action::Unreachable => (RuleAction::Unreachable, None),
+        Action::Goto(priority) => (RuleAction::Goto, Some(RuleAttribute::Goto(priority))),
+        Action::Nop => (RuleAction::Nop, None),
     };
+    message.header.action = action;
     message.header.dst_len = rule.to.map_or(0, |to| to.prefix_len());
     message.attributes = vec![
         RuleAttribute::Priority(rule.priority),
         RuleAttribute::Protocol(RouteProtocol::Other(PROTOCOL)),
     ];
-    message
-        .attributes
-        .extend(rule.table.map(RuleAttribute::Table));
+    message.attributes.extend(with);
     message.attributes.extend(selectors(rule));
     message
 }
@@ -470,13 +475,17 @@ fn read(message: &RuleMessage) -> Option<Rule> {
         users: None,
         dhcp: false,
         suppress: None,
-        table: Some(u32::from(message.header.table)),
+        action: match message.header.action {
+            RuleAction::ToTable => Action::Table(table(message)),
+            RuleAction::Unreachable => Action::Unreachable,
+            // The attribute says where to.
+            RuleAction::Goto => Action::Goto(0),
+            RuleAction::Nop => Action::Nop,
+            _ => return None,
+        },
     };
     for attribute in &message.attributes {
         take(&mut rule, attribute, message.header.dst_len)?;
-    }
-    if message.header.action == RuleAction::Unreachable {
-        rule.table = None;
     }
     Some(rule)
 }
@@ -484,7 +493,7 @@ fn read(message: &RuleMessage) -> Option<Rule> {
 fn take(rule: &mut Rule, attribute: &RuleAttribute, length: u8) -> Option<()> {
     match attribute {
         RuleAttribute::Priority(priority) => rule.priority = *priority,
-        RuleAttribute::Table(table) => rule.table = Some(*table),
+        RuleAttribute::Goto(priority) => rule.action = Action::Goto(*priority),
         RuleAttribute::FwMark(mark) => rule.mark = Some(*mark),
         RuleAttribute::Destination(to) => rule.to = Some(IpNet::new(*to, length).ok()?),
         RuleAttribute::UidRange(range) => {
@@ -524,7 +533,7 @@ mod rules_tests {
             users: None,
             dhcp: false,
             suppress: None,
-            table: Some(254),
+            action: Action::Table(254),
         };
         let second = Rule {
             priority: PRIORITY + 4,
@@ -563,6 +572,10 @@ mod rules_tests {
             (places.collect::<Vec<_>>(), before)
         };
         let usual = vec![PRIORITY, PRIORITY + 4];
+        let mut skipping = two();
+        skipping[0].action = Action::Goto(PRIORITY + 4);
+        let (placed, _) = sort(vec![of_another(5216, Vec::new())]).first(&skipping);
+        assert_eq!(placed[0].action, Action::Goto(placed[1].priority));
         assert_eq!(first(&[32_766, 32_767]), (usual.clone(), 0));
         assert_eq!(first(&[PRIORITY + RULES]), (usual, 0));
         assert_eq!(first(&[PRIORITY - 1, 5216]), (vec![5200, 5204], 0));
@@ -585,14 +598,14 @@ mod rules_tests {
             users: None,
             dhcp: false,
             suppress: None,
-            table: Some(254),
+            action: Action::Table(254),
         };
         let users = Users { first: 1, last: 2 };
         let rules = [
             plain.clone(),
             Rule {
                 mark: Some(9),
-                table: Some(26_735),
+                action: Action::Table(26_735),
                 ..plain.clone()
             },
             Rule {
@@ -606,7 +619,15 @@ mod rules_tests {
                 ..plain.clone()
             },
             Rule {
-                table: None,
+                action: Action::Unreachable,
+                ..plain.clone()
+            },
+            Rule {
+                action: Action::Goto(17),
+                ..plain.clone()
+            },
+            Rule {
+                action: Action::Nop,
                 ..plain.clone()
             },
             Rule {

@@ -170,8 +170,21 @@ pub(crate) struct Rule {
     pub(crate) dhcp: bool,
     /// Routes of the table to prefixes of this length or shorter do not count.
     pub(crate) suppress: Option<u32>,
-    /// Which routes apply; none at all is the end of the way: unreachable.
-    pub(crate) table: Option<u32>,
+    /// What comes of it.
+    pub(crate) action: Action,
+}
+
+/// What comes of a packet that a routing rule is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// The routes of this table, if they have one for it.
+    Table(u32),
+    /// The end of its way.
+    Unreachable,
+    /// The rules from this priority on.
+    Goto(u32),
+    /// Nothing: there others go on.
+    Nop,
 }
 
 /// How names are taken over.
@@ -347,8 +360,8 @@ pub(crate) fn block(wanted: &Wanted, facts: &Facts) -> Plan {
     plan
 }
 
-/// In order: our own sockets by the main table, or not at all; what only we have by our table; what is excluded by the main table, the rest
-/// by ours.
+/// In order: our own sockets by the main table, or not at all; what only we have by our table; what is excluded by the rules behind ours, others'
+/// that come after us and the main table's; the rest by ours.
 ///
 /// Our own sockets never go on to our table: while the uplink has no default route, what they send would come back to us, and a path would be
 /// built through itself.
@@ -360,7 +373,7 @@ pub(crate) fn block(wanted: &Wanted, facts: &Facts) -> Plan {
 /// rule. It would not stop that program, which the kernel then takes at its word, and nobody could set a default route any more: its gateway
 /// is looked for by these rules, and found in the main table because our routes are not of a link's scope.
 fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
-    let rule = |offset, table| Rule {
+    let acting = |offset, action| Rule {
         family,
         priority: PRIORITY + offset,
         mark: None,
@@ -368,8 +381,10 @@ fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
         users: None,
         dhcp: false,
         suppress: None,
-        table: Some(table),
+        action,
     };
+    let rule = |offset, table| acting(offset, Action::Table(table));
+    let behind = Action::Goto(PRIORITY + LAST);
     let mut rules = vec![
         Rule {
             mark: Some(MARK),
@@ -377,8 +392,7 @@ fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
         },
         Rule {
             mark: Some(MARK),
-            table: None,
-            ..rule(1, MAIN)
+            ..acting(1, Action::Unreachable)
         },
         Rule {
             mark: Some(ARRIVED),
@@ -396,12 +410,12 @@ fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
     }));
     rules.extend(wanted.past_users.iter().map(|users| Rule {
         users: Some(*users),
-        ..rule(5, MAIN)
+        ..acting(5, behind)
     }));
     let past = wanted.past_addresses.iter().filter(|to| family.has(to));
     rules.extend(past.map(|to| Rule {
         to: Some(*to),
-        ..rule(6, MAIN)
+        ..acting(6, behind)
     }));
     let local = local_network().filter(|_| wanted.lan);
     let local = local.chain(wanted.behind.iter().copied());
@@ -420,9 +434,10 @@ fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
     rules.extend(ended.map(|(users, to)| Rule {
         users,
         to,
-        table: None,
-        ..rule(9, TABLE)
+        ..acting(9, Action::Unreachable)
     }));
+    let skips = rules.iter().any(|rule| rule.action == behind);
+    rules.extend(skips.then(|| acting(LAST, Action::Nop)));
     rules
 }
 
@@ -692,6 +707,9 @@ pub(crate) const PRIORITY: u32 = 26_720;
 
 /// How many priorities from the first on are ours.
 pub(crate) const RULES: u32 = 16;
+
+/// Behind all others of ours, as an offset: what is excluded goes on there.
+const LAST: u32 = 10;
 
 /// The protocol that our rules and routes carry: who made them. Unassigned in /etc/iproute2/rt_protos.
 pub(crate) const PROTOCOL: u8 = 104;

@@ -55,28 +55,51 @@ fn our_own_sockets_and_what_is_excluded_come_before_what_is_taken() {
         .collect();
     assert!(v4.is_sorted_by_key(|rule| rule.priority));
     assert_eq!(v4.first().and_then(|rule| rule.mark), Some(MARK));
-    let (last, before) = v4.split_last().expect("some");
+    let (behind, ours) = v4.split_last().expect("some");
+    let (last, before) = ours.split_last().expect("some");
     let pools = |rule: &&&Rule| rule.to == wanted.pools.first().copied();
     assert!(
         before
             .iter()
             .filter(|rule| !pools(rule))
-            .all(|rule| rule.table == Some(MAIN) || rule.mark == Some(MARK))
+            .all(
+                |rule| matches!(rule.action, Action::Table(MAIN) | Action::Goto(_))
+                    || rule.mark == Some(MARK)
+            )
     );
-    let ends = v4.get(1).map(|rule| (rule.mark, rule.table));
-    assert_eq!(ends, Some((Some(MARK), None)), "never through ourselves");
+    assert_eq!(behind.action, Action::Nop);
+    let skips = |rule: &&&Rule| rule.action == Action::Goto(behind.priority);
+    assert_eq!(
+        v4.iter().filter(skips).count(),
+        2,
+        "what is excluded is others' to route"
+    );
+    let ends = v4.get(1).map(|rule| (rule.mark, rule.action));
+    assert_eq!(
+        ends,
+        Some((Some(MARK), Action::Unreachable)),
+        "never through ourselves"
+    );
     let pool = v4.iter().position(|rule| pools(&rule));
     let users = v4.iter().position(|rule| rule.users.is_some());
     assert!(pool < users, "temporary addresses are ours, whoever asks");
-    assert!(last.table == Some(TABLE) && last.users.is_none() && last.to.is_none());
+    assert!(last.action == Action::Table(TABLE) && last.users.is_none() && last.to.is_none());
     let v6: Vec<_> = rules
         .iter()
         .filter(|rule| rule.family == Family::V6)
         .collect();
     // Pools and targets, and the private networks that IPv6 has fewer of.
     assert_eq!(v6.len(), v4.len() - 2 - 2 + 1, "the networks are of IPv4");
-    let end = v6.last().map(|rule| (rule.table, rule.users, rule.to));
-    assert_eq!(end, Some((None, None, None)), "nothing comes behind");
+    let end = v6
+        .iter()
+        .rev()
+        .nth(1)
+        .map(|rule| (rule.action, rule.users, rule.to));
+    assert_eq!(
+        end,
+        Some((Action::Unreachable, None, None)),
+        "nothing else comes behind"
+    );
 }
 
 #[test]
@@ -85,7 +108,9 @@ fn only_what_is_included_is_taken() {
     wanted.only_users = vec![Users { first: 7, last: 7 }, Users { first: 9, last: 9 }];
     wanted.only_addresses = vec!["192.0.2.0/24".parse().expect("a network")];
     let rules = rules_of(&plan(&wanted, &facts(true)));
-    let taken = rules.iter().filter(|rule| rule.table == Some(TABLE));
+    let taken = rules
+        .iter()
+        .filter(|rule| rule.action == Action::Table(TABLE));
     let taken =
         taken.filter(|rule| rule.to != wanted.pools.first().copied() && rule.family == Family::V4);
     let taken: Vec<_> = taken.map(|rule| (rule.users.is_some(), rule.to)).collect();
@@ -123,7 +148,10 @@ fn what_is_behind_a_gateway_is_reached_by_its_own_routes_and_no_others() {
     let rules = rules_of(&told);
     let mut found = rules.iter().filter(|rule| has_gateway(rule));
     let rule = found.next().expect("one");
-    assert_eq!((rule.table, rule.suppress), (Some(MAIN), Some(23)));
+    assert_eq!(
+        (rule.action, rule.suppress),
+        (Action::Table(MAIN), Some(23))
+    );
     assert_eq!(found.next(), None);
     let last = rules.iter().rfind(|rule| rule.family == Family::V4);
     assert!(last.is_some_and(|last| last.priority > rule.priority));
@@ -155,7 +183,9 @@ fn where_only_some_names_are_taken_all_programs_ask_us() {
     });
     assert_eq!(names, Some(wanted.only_domains.clone()));
     let rules = rules_of(&plan);
-    let taken = rules.iter().filter(|rule| rule.table == Some(TABLE));
+    let taken = rules
+        .iter()
+        .filter(|rule| rule.action == Action::Table(TABLE));
     let mut taken: Vec<_> = taken.filter_map(|rule| rule.to).collect();
     taken.sort_unstable();
     taken.dedup();
