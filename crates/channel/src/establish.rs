@@ -116,17 +116,39 @@ impl ChannelDialer {
     /// # Errors
     /// As [`Dialer::race`]; [`Reason::Identity`] also where the link handshake shows that the relay is not the one.
     pub async fn dial(&self, whom: &Whom, how: How, terms: &Terms) -> Result<Channel, Error> {
-        let peer = Peer {
-            name: whom.name.clone(),
-            address: whom.address.clone(),
-            trust: Trust::Channel,
-        };
-        let dialer = Dialer::new(Arc::clone(&self.overlay), peer, 0, self.link.clone());
+        let dialer = self.dialer(whom);
         let link = match how {
             How::Raced => Box::pin(dialer.race(terms)).await?,
             How::Quic => Link::Quic(Box::pin(dialer.quic(terms)).await?),
             How::Tls => Link::Tls(Box::new(dialer.tls(terms).await?)),
         };
+        self.over(link, whom).await
+    }
+
+    /// A new channel over TLS beside one over QUIC that loses much, whose round trip `rtt` is.
+    ///
+    /// # Errors
+    /// As [`Self::dial`]; also where what makes QUIC slow makes TLS slow, too.
+    pub(super) async fn dial_unharmed(
+        &self,
+        whom: &Whom,
+        rtt: Duration,
+        terms: &Terms,
+    ) -> Result<Channel, Error> {
+        let link = self.dialer(whom).tls_unharmed(terms, rtt).await?;
+        self.over(Link::Tls(Box::new(link)), whom).await
+    }
+
+    fn dialer(&self, whom: &Whom) -> Dialer {
+        let peer = Peer {
+            name: whom.name.clone(),
+            address: whom.address.clone(),
+            trust: Trust::Channel,
+        };
+        Dialer::new(Arc::clone(&self.overlay), peer, 0, self.link.clone())
+    }
+
+    async fn over(&self, link: Link, whom: &Whom) -> Result<Channel, Error> {
         let made = match link {
             Link::Quic(link) => Box::pin(self.over_quic(link, whom)).await,
             Link::Tls(link) => Box::pin(self.over_tls(*link, whom)).await,

@@ -34,9 +34,10 @@ use std::{
     fmt,
     net::IpAddr,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use hoplite_crypto::onion::identity::PeerId;
@@ -138,6 +139,37 @@ impl Standing {
             .pulse
             .as_ref()
             .is_some_and(|pulse| pulse.is_suspect())
+    }
+}
+
+/// Tells when much is lost over a channel that we dialled over QUIC. Does not hold it open.
+struct LossWatch {
+    ending: Ending,
+    pulse: Option<Arc<Pulse>>,
+    hold: Weak<HoldInner>,
+}
+
+impl LossWatch {
+    fn of(channel: &Channel) -> Self {
+        let Hold(hold) = &channel.0.hold;
+        Self {
+            ending: hold.ending.clone(),
+            pulse: channel.0.standing.0.pulse.clone(),
+            hold: Arc::downgrade(hold),
+        }
+    }
+
+    /// Waits until it is so, and answers with the round trip; with nothing when the channel has ended.
+    async fn lost_much(&self) -> Option<Duration> {
+        let pulse = self.pulse.as_ref()?;
+        tokio::select! {
+            biased;
+            _ = self.ending.wait() => None,
+            () = pulse.loses_much() => {
+                let hold = self.hold.upgrade()?;
+                Some(hold.link.as_ref()?.connection().rtt())
+            }
+        }
     }
 }
 

@@ -18,10 +18,10 @@ use hoplite_link::LinkKind;
 use hoplite_overlay::{Error, ErrorKind, Reason, Terms};
 use hoplite_wire::Target;
 use parking_lot::Mutex;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::{
-    Channel, ChannelDialer, How, Listing, Rival, Whom,
+    Channel, ChannelDialer, How, Listing, LossWatch, Rival, Standing, Whom,
     table::{Lookup, Outcome, Plan, Table, TableChannel, next_retry},
 };
 
@@ -154,18 +154,20 @@ impl Channels {
             return;
         };
         (self.0.dialled)(channel.clone());
+        let client = Following {
+            inner: Arc::downgrade(&self.0),
+            identity,
+            whom: whom.clone(),
+            terms: terms.clone(),
+        };
         let retry = self.0.table.lock().quic_retry(asked, plan, &channel);
         if let Some(pause) = retry {
-            let inner = Arc::downgrade(&self.0);
-            let terms = terms.clone();
-            let back: BoxFuture = Box::pin(back_to_quic(
-                inner,
-                (identity, whom.clone()),
-                &channel,
-                pause,
-                terms,
-            ));
-            tokio::spawn(back);
+            client.clone().back_to_quic_later(&channel, pause);
+        }
+        if self.0.table.lock().may_leave_quic(asked, plan, &channel) {
+            let (losses, standing) = (LossWatch::of(&channel), channel.standing().clone());
+            let away: BoxFuture = Box::pin(client.away_from_quic(losses, standing));
+            tokio::spawn(away);
         }
         let Some(how) = plan.beside.filter(|_| channel.is_peer_address_confirmed()) else {
             return;
@@ -263,30 +265,70 @@ impl TableChannel for Channel {
 
 type BoxFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Tries QUIC again and again beside the channel `tls`, which it does not hold open, until that has ended or is superseded.
-fn back_to_quic(
+/// Follows a client's channel to a relay, to have what is new go over the other way when that is better. What runs stays where it is. Holds neither the
+/// channel open nor the channels.
+#[derive(Clone)]
+struct Following {
     inner: Weak<Inner>,
-    (identity, whom): ([u8; 32], Whom),
-    tls: &Channel,
-    first: Duration,
+    identity: [u8; 32],
+    whom: Whom,
     terms: Terms,
-) -> impl Future<Output = ()> + Send + 'static {
-    let (ending, standing) = (tls.0.hold.ending().clone(), tls.standing().clone());
-    async move {
+}
+
+impl Following {
+    fn channels(&self) -> Option<Channels> {
+        self.inner.upgrade().map(Channels)
+    }
+
+    /// Tries QUIC again and again beside the channel `tls`, until that has ended or is superseded.
+    fn back_to_quic_later(self, tls: &Channel, first: Duration) {
+        let (ending, standing) = (tls.0.hold.ending().clone(), tls.standing().clone());
+        let back: BoxFuture = Box::pin(async move {
+            for tries in 0.. {
+                let pause = next_retry(first, tries);
+                let ended = timeout(pause, ending.wait()).await.is_ok();
+                let Some(channels) = self.channels() else {
+                    return;
+                };
+                if ended || standing.is_superseded() {
+                    return;
+                }
+                let asked = (&self.identity, &self.whom);
+                let plan = channels.0.table.lock().quic(asked);
+                if let Some(plan) = plan {
+                    let whom = (self.identity, &self.whom);
+                    channels.dial(whom, &plan, &self.terms).await;
+                }
+            }
+        });
+        tokio::spawn(back);
+    }
+
+    /// Waits until much is lost over a channel over QUIC, and goes over TLS then.
+    async fn away_from_quic(self, losses: LossWatch, standing: Standing) {
         for tries in 0.. {
-            let ended = timeout(next_retry(first, tries), ending.wait())
-                .await
-                .is_ok();
-            let Some(channels) = inner.upgrade().map(Channels) else {
+            let Some(rtt) = losses.lost_much().await else {
                 return;
             };
-            if ended || standing.is_superseded() {
+            let Some(channels) = self.channels() else {
+                return;
+            };
+            if standing.is_superseded() {
                 return;
             }
-            let plan = channels.0.table.lock().quic((&identity, &whom));
-            if let Some(plan) = plan {
-                channels.dial((identity, &whom), &plan, &terms).await;
+            let dialer = &channels.0.dialer;
+            let first = dialer.config().quic_retry;
+            let made = dialer.dial_unharmed(&self.whom, rtt, &self.terms).await;
+            if let Ok(tls) = made {
+                let asked = (&self.identity, &self.whom);
+                let mut table = channels.0.table.lock();
+                let pause = table.leave_quic(asked, tls.clone(), Instant::now());
+                drop(table);
+                (channels.0.dialled)(tls.clone());
+                return self.back_to_quic_later(&tls, pause);
             }
+            drop(channels);
+            sleep(next_retry(first, tries)).await;
         }
     }
 }

@@ -245,6 +245,37 @@ impl<C: TableChannel> Table<C> {
         Some(plan)
     }
 
+    /// Whether `channel`, which was dialled by this plan, is to be left for TLS if it loses much.
+    pub(super) fn may_leave_quic(
+        &self,
+        (identity, whom): (&[u8; 32], &Whom),
+        plan: &Plan<C>,
+        channel: &C,
+    ) -> bool {
+        let has_tls = |relay: &Relay<C>| relay.has_tls(&whom.address);
+        // What was dialled over QUIC alone came back to it, or is to have nothing else.
+        let may = plan.how == How::Raced || self.relays.get(identity).is_some_and(has_tls);
+        may && channel.kind() == LinkKind::Quic && self.listing.is_none()
+    }
+
+    /// QUIC loses much, and what is new goes over `tls` instead. How long until QUIC is to be tried again.
+    pub(super) fn leave_quic(
+        &mut self,
+        (identity, whom): (&[u8; 32], &Whom),
+        tls: C,
+        now: Instant,
+    ) -> Duration {
+        self.slow.note(*identity, &whom.address, now);
+        self.keep(identity, tls, Some(&whom.address));
+        if let Some(relay) = self.relays.get(identity) {
+            relay.supersede(LinkKind::Quic, &whom.address);
+        }
+        next_retry(
+            self.bounds.quic_retry,
+            self.slow.lost(identity, &whom.address),
+        )
+    }
+
     /// How long after `channel` was dialled by this plan QUIC is to be tried for the first time, if it is.
     pub(super) fn quic_retry(
         &self,
@@ -465,7 +496,7 @@ impl<C: TableChannel> Table<C> {
             idle: None,
         });
         if let Some(target) = dialled.filter(|_| is_quic && self.listing.is_none()) {
-            relay.supersede_tls(target);
+            relay.supersede(LinkKind::Tls, target);
         }
     }
 
@@ -577,11 +608,11 @@ impl<C: TableChannel> Relay<C> {
         channels.any(|one| one.is_open() && one.kind() == LinkKind::Tls && one.serves(target))
     }
 
-    /// QUIC has come back: what is new is not to go over TLS any more.
-    fn supersede_tls(&self, target: &Target) {
+    /// What is new is not to go over such channels any more.
+    fn supersede(&self, kind: LinkKind, target: &Target) {
         let channels = self.channels.iter().map(|kept| &kept.channel);
         channels
-            .filter(|one| one.kind() == LinkKind::Tls && one.serves(target))
+            .filter(|one| one.kind() == kind && one.serves(target))
             .for_each(TableChannel::supersede);
     }
 

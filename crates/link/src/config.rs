@@ -30,6 +30,8 @@ pub struct Config {
     pub head_start: Duration,
     /// Without any answer for this long, the link is given a new socket.
     pub suspect_after: Duration,
+    /// When a fifth of what the first relay sends has been lost for this long, whoever uses the link is told: another way may carry more.
+    pub lossy_after: Duration,
     /// Without any answer for this long, the link is given up. A hop further on waits as much longer as there are hops before it.
     pub broken_after: Duration,
     /// How often a link at rest is looked at: whether the device has another address, most of all. Who is told of that looks sooner.
@@ -84,6 +86,7 @@ impl Default for Config {
             handshake: Duration::from_secs(5),
             head_start: Duration::from_millis(250),
             suspect_after: Duration::from_millis(1500),
+            lossy_after: Duration::from_secs(2),
             broken_after: Duration::from_secs(4),
             rest: Duration::from_secs(2),
             keep_alive: Duration::from_secs(24),

@@ -1,7 +1,7 @@
 //! Dials a relay through an overlay: QUIC, TLS over TCP, or both raced as Happy Eyeballs does (RFC 8305).
 //! The overlay is `direct` for the first hop of a path and the hop before for the others.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use hoplite_crypto::{ALPN_CHANNEL, ALPN_H2, ALPN_H3, Trust, client_tls};
 use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Stream, Terms};
@@ -94,7 +94,14 @@ pub struct QuicLink {
     bypass: Arc<Bypass>,
     pulse: Arc<Pulse>,
     watch: tokio::task::JoinHandle<()>,
+    hop: usize,
 }
+
+/// A handshake of TCP and one of TLS take two round trips, and a third may be the last one's bad luck.
+const HANDSHAKES: u32 = 3;
+
+/// What both ends' machines may need beside; a packet of theirs that is lost costs as much at least, and the first one a second (RFC 6298 §2).
+const UNHARMED: Duration = Duration::from_millis(200);
 
 impl Dialer {
     /// Dials `peer`, the relay number `hop` of its path (the first is 0), through `overlay`.
@@ -143,6 +150,16 @@ impl Dialer {
     /// [`Reason::Identity`] where the relay is not the expected one; what the overlay says of authentication.
     pub async fn quic(&self, terms: &Terms) -> Result<QuicLink, Error> {
         self.quic_over(terms, &Notify::new()).await
+    }
+
+    /// A TLS link whose handshakes come about as if nothing was lost on the way, whose round trip `rtt` is: beside a QUIC link that loses much, and
+    /// which one that is slow itself could not help.
+    ///
+    /// # Errors
+    /// As [`Self::tls`].
+    pub async fn tls_unharmed(&self, terms: &Terms, rtt: Duration) -> Result<TlsLink, Error> {
+        let answer = tokio::time::timeout(HANDSHAKES * rtt + UNHARMED, self.tls(terms)).await;
+        answer.unwrap_or_else(|_| Err(self.place.unreachable().because(Reason::HostUnreachable)))
     }
 
     /// A QUIC link; `ready` is told when the path stands and the handshake begins.
@@ -206,6 +223,7 @@ impl Dialer {
             bypass,
             pulse,
             watch: tokio::spawn(watch.run()),
+            hop: self.place.hop,
         })
     }
 
@@ -336,6 +354,14 @@ impl QuicLink {
     /// What tells whether it answers, for who does not hold the link itself.
     pub fn pulse(&self) -> &Arc<Pulse> {
         &self.pulse
+    }
+
+    /// Waits until much of what the relay sends is lost, for [`Config::lossy_after`]. Never, where the relay is not the first of its path.
+    pub async fn loses_much(&self) {
+        if self.hop > 0 {
+            std::future::pending::<()>().await;
+        }
+        self.pulse.loses_much().await;
     }
 
     /// Waits until it does not answer. It may answer again.

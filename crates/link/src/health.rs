@@ -14,7 +14,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::{Bypass, Config, dial::Peer, socket::VirtualSocket};
+use crate::{Bypass, Config, dial::Peer, losses::Losses, socket::VirtualSocket};
 
 /// Watches one link; everything it needs to give it a new socket.
 pub(crate) struct Watch {
@@ -45,7 +45,7 @@ impl Watch {
 
     /// Looks at the counters again and again; returns when the link is to be given up.
     async fn follow(&mut self) {
-        let mut silence = Silence::default();
+        let (mut silence, mut losses) = (Silence::default(), Losses::default());
         let mut last_move: Option<Instant> = None;
         // In this silence the flow was asked whether something of its own is to blame.
         let mut asked = false;
@@ -56,6 +56,7 @@ impl Watch {
             let rests = self.observe(&mut silence) && looked.elapsed() >= LOOK;
             pause = self.pause(rests);
             looked = Instant::now();
+            self.judge(&mut losses, looked);
             let silent = silence.length(looked);
             if silent >= self.broken_after() {
                 return;
@@ -113,6 +114,19 @@ impl Watch {
             self.pulse.stir();
         }
         !stirs && !silence.is_waiting()
+    }
+
+    /// Looks whether much is lost. Over the first relay's link that is for whoever uses it to know. Further on the flow leaves off what passes beside
+    /// the link before: then that one shows whether it is the way to the first relay where it is lost.
+    fn judge(&self, losses: &mut Losses, now: Instant) {
+        let arrivals = self.controller.ack_controller().arrivals();
+        let after = self.config.lossy_after;
+        let after = if self.hop == 0 { after } else { after / 2 };
+        let lossy = losses.look(arrivals, after, now);
+        let changes = self.pulse.lossy(lossy);
+        if self.hop > 0 && changes && lossy {
+            self.flow_leaves_off();
+        }
     }
 
     /// Gives the link a new socket, calmly: a flow that ends as soon as it is opened is not opened faster for that.

@@ -9,6 +9,7 @@ mod bypass;
 mod config;
 mod dial;
 mod health;
+mod losses;
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
 #[cfg(target_os = "linux")]

@@ -357,6 +357,15 @@ impl Connection {
         }
     }
 
+    /// Waits until much of what the relay sends over QUIC is lost; answers with the round trip.
+    pub(crate) async fn loses_much(&self) -> Duration {
+        let Some(link) = &self.link else {
+            return pending().await;
+        };
+        link.loses_much().await;
+        link.connection().rtt()
+    }
+
     /// Lets the link be looked at soon.
     pub(crate) fn look_soon(&self) {
         if let Some(link) = &self.link {

@@ -4,7 +4,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -31,6 +34,9 @@ const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// How long no token is shown to a relay that has refused one.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
+/// So often the time until QUIC is tried again doubles.
+const MAX_DOUBLINGS: u32 = 6;
+
 type Attempt = Shared<BoxFuture<'static, Result<Arc<Connection>, Error>>>;
 
 #[derive(Debug)]
@@ -42,6 +48,8 @@ pub(crate) struct Pool {
     told: Option<Arc<Told>>,
     /// When the relay last refused one of them.
     refused: Mutex<Option<Instant>>,
+    /// How often QUIC was left because it lost much.
+    left: AtomicU32,
     me: Weak<Self>,
     slots: Mutex<Slots>,
     /// Nothing is sent; who listens learns when the pool is gone.
@@ -74,6 +82,7 @@ impl Pool {
             tokens,
             told,
             refused: Mutex::default(),
+            left: AtomicU32::new(0),
             me: me.clone(),
             slots: Mutex::default(),
             end: watch::Sender::default(),
@@ -112,6 +121,12 @@ impl Pool {
     pub(crate) fn end(&self) -> impl Future<Output = ()> + use<> {
         let mut end = self.end.subscribe();
         async move { while end.changed().await.is_ok() {} }
+    }
+
+    /// How long after TCP was taken QUIC is tried: where it was left again and again because it lost much, later each time.
+    fn quic_retry(&self) -> Duration {
+        let left = self.left.load(Relaxed).min(MAX_DOUBLINGS);
+        self.config.quic_retry * (1 << left)
     }
 
     fn slots(&self) -> MutexGuard<'_, Slots> {
@@ -279,6 +294,7 @@ async fn watch(pool: Weak<Pool>, token: Isolation, connection: Arc<Connection>) 
         () = connection.probe() => {}
         () = idle(&pool, &token, &connection) => {}
         () = back_to_quic(&pool, &token, &connection) => {}
+        () = away_from_quic(&pool, &token, &connection) => {}
     }
     let Some(pool) = pool.upgrade() else { return };
     pool.forget(&token, &connection);
@@ -332,7 +348,7 @@ async fn back_to_quic(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<Con
         ..Terms::default()
     };
     loop {
-        let Some(pause) = pool.upgrade().map(|pool| pool.config.quic_retry) else {
+        let Some(pause) = pool.upgrade().map(|pool| pool.quic_retry()) else {
             return;
         };
         tokio::time::sleep(pause).await;
@@ -351,5 +367,34 @@ async fn back_to_quic(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<Con
         strong.keep(token, &quic);
         follow(pool, token, quic);
         return;
+    }
+}
+
+/// Over QUIC, while much of what the relay sends is lost: tries TCP, and ends when a connection over it has taken the place of `connection`. What would
+/// make TCP slow, too, makes its handshakes slow: then QUIC stays.
+async fn away_from_quic(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<Connection>) {
+    let terms = Terms {
+        isolation: token.clone(),
+        ..Terms::default()
+    };
+    loop {
+        let rtt = connection.loses_much().await;
+        let Some(strong) = pool.upgrade() else { return };
+        let dialled = strong.dialer.tls_unharmed(&terms, rtt).await;
+        let tries = strong.left.fetch_add(1, Relaxed);
+        if let Ok(link) = dialled
+            && let Ok(fresh) = strong.token().await
+        {
+            let (link, told) = (Link::Tls(Box::new(link)), strong.told.clone());
+            if let Ok(over_tcp) = Connection::start(link, fresh, told, strong.config.share).await {
+                debug!(tries, "QUIC loses much, and the hop goes over TCP");
+                strong.keep(token, &over_tcp);
+                follow(pool, token, over_tcp);
+                return;
+            }
+        }
+        let pause = strong.quic_retry();
+        drop(strong);
+        tokio::time::sleep(pause).await;
     }
 }

@@ -68,7 +68,7 @@ pub trait Datagrams: fmt::Debug + Send + Sync {
     /// Tells the flow that it carries a QUIC connection whose handshake passed elsewhere.
     fn carries_quic(&self) {}
 
-    /// Tells the flow that nothing has answered through it for long. Whether something may be to blame that it leaves off for a while
+    /// Tells the flow that nothing has answered through it for long, or that much of what should come is lost. Whether something may be to blame that it leaves off for a while
     /// now (forwarded mode): then it may work again, and opening another one would change nothing.
     fn suspect(&self) -> bool {
         false

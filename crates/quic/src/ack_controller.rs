@@ -55,6 +55,15 @@ pub struct AckController {
     inbox: Inbox,
 }
 
+/// How many packets have come, of how many. What is missing was lost or is late, but for the few numbers that a peer leaves out (RFC 9000 §21.4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Arrivals {
+    /// Packets that came, each counted once.
+    pub received: u64,
+    /// Packets that the peer had sent when it sent the last of these: they are numbered one after the other (RFC 9000 §12.3).
+    pub numbered: u64,
+}
+
 /// No clock in here: `now` is handed in.
 #[derive(Debug, Default)]
 struct State {
@@ -134,6 +143,16 @@ impl AckController {
         let mut state = self.state.lock();
         state.schedule.round_trip(rtt);
         state.probe.round_trip(rtt);
+    }
+
+    /// What has come so far.
+    #[must_use]
+    pub fn arrivals(&self) -> Arrivals {
+        let state = self.state.lock();
+        Arrivals {
+            received: state.schedule.received,
+            numbered: state.seen.next,
+        }
     }
 
     /// A datagram that was cut out of a packet.

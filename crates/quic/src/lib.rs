@@ -29,7 +29,7 @@ use std::{fmt, sync::Arc, time::Instant};
 
 use hoplite_wire::quic_frames::Frames;
 
-pub use self::ack_controller::{AckController, Bounds};
+pub use self::ack_controller::{AckController, Arrivals, Bounds};
 pub use self::connection_controller::ConnectionController;
 use self::crypto_wrapper::{Client, Server};
 pub use self::driver::{

@@ -91,6 +91,8 @@ pub struct Pulse {
     stirred: Notify,
     /// Whether it has been silent for so long that new flows should not wait for it.
     suspect: watch::Sender<bool>,
+    /// Whether so much is lost for so long that another way may carry more.
+    lossy: watch::Sender<bool>,
 }
 
 impl Pulse {
@@ -103,6 +105,7 @@ impl Pulse {
             heard: Notify::new(),
             stirred: Notify::new(),
             suspect: watch::Sender::new(false),
+            lossy: watch::Sender::new(false),
         })
     }
 
@@ -158,16 +161,32 @@ impl Pulse {
 
     /// Waits until it is suspect.
     pub async fn suspected(&self) {
-        let mut suspect = self.suspect.subscribe();
-        if suspect.wait_for(|suspect| *suspect).await.is_err() {
-            std::future::pending::<()>().await;
-        }
+        until(&self.suspect).await;
     }
 
     /// It is suspect, or no longer.
     pub fn suspect(&self, suspect: bool) {
-        self.suspect
-            .send_if_modified(|now| std::mem::replace(now, suspect) != suspect);
+        set(&self.suspect, suspect);
+    }
+
+    /// Much of what the peer sends is lost, or no longer. Whether that is new.
+    pub fn lossy(&self, lossy: bool) -> bool {
+        set(&self.lossy, lossy)
+    }
+
+    /// Waits until much of what the peer sends is lost.
+    pub async fn loses_much(&self) {
+        until(&self.lossy).await;
+    }
+}
+
+fn set(state: &watch::Sender<bool>, is_so: bool) -> bool {
+    state.send_if_modified(|now| std::mem::replace(now, is_so) != is_so)
+}
+
+async fn until(state: &watch::Sender<bool>) {
+    if state.subscribe().wait_for(|now| *now).await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
     },
     task::Poll,
 };
@@ -59,12 +59,13 @@ pub fn build(hops: usize, below: &Arc<dyn Overlay>, client: Config) -> (Path, Ve
     (through(&relays, below, client), relays)
 }
 
-/// The device's own sockets behind a firewall that can drop all UDP, silently, as firewalls do.
+/// The device's own sockets behind a firewall that can drop all UDP, silently, as firewalls do, or much of what comes.
 #[derive(Debug)]
 pub struct Switch {
     /// The sockets.
     pub overlay: Arc<dyn Overlay>,
     blocked: Arc<AtomicBool>,
+    thinned: Arc<AtomicBool>,
 }
 
 impl Default for Switch {
@@ -78,8 +79,11 @@ impl Switch {
     pub fn new() -> Self {
         let blocked = Arc::<AtomicBool>::default();
         let switch = Arc::clone(&blocked);
+        let thinned = Arc::<AtomicBool>::default();
+        let thins = Arc::clone(&thinned);
         let overlay = Double::over(Direct::new()).flows(move |flow| {
             let (up, down) = (Arc::clone(&switch), Arc::clone(&switch));
+            let (thins, come) = (Arc::clone(&thins), AtomicU32::new(0));
             flow.sends(move |below, cx, batch| {
                 if up.load(SeqCst) {
                     Poll::Ready(Ok(()))
@@ -91,6 +95,7 @@ impl Switch {
                 loop {
                     match below.poll_recv(cx, buf) {
                         Poll::Ready(Ok(_)) if down.load(SeqCst) => {}
+                        Poll::Ready(Ok(_)) if thins.load(SeqCst) && is_third(&come) => {}
                         other => return other,
                     }
                 }
@@ -99,11 +104,21 @@ impl Switch {
         Self {
             overlay: Arc::new(overlay),
             blocked,
+            thinned,
         }
+    }
+
+    /// Drops every third of the batches that come from now on, or none.
+    pub fn thin(&self, thinned: bool) {
+        self.thinned.store(thinned, SeqCst);
     }
 
     /// Drops all from now on, or nothing.
     pub fn block(&self, blocked: bool) {
         self.blocked.store(blocked, SeqCst);
     }
+}
+
+fn is_third(come: &AtomicU32) -> bool {
+    come.fetch_add(1, SeqCst).is_multiple_of(3)
 }

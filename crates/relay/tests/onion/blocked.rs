@@ -7,6 +7,7 @@ use hoplite_link::LinkKind;
 use hoplite_overlay::{Overlay, Terms};
 use hoplite_relay::Handle;
 use hoplite_testing::{path::Switch, soon, targets, until};
+use tokio::io::AsyncReadExt;
 
 use crate::support::{echo, echoes, over, path, relays, token};
 
@@ -14,6 +15,7 @@ use crate::support::{echo, echoes, over, path, relays, token};
 fn channels(below: &Switch, broken_after: Duration) -> Channels {
     let link = hoplite_link::Config {
         suspect_after: Duration::from_millis(300),
+        lossy_after: Duration::from_millis(500),
         broken_after,
         ..hoplite_link::Config::default()
     };
@@ -91,4 +93,27 @@ async fn circuits_that_had_to_take_tls_take_quic_again_when_udp_is_back() {
     // What was open goes on where it is.
     assert!(tls.is_open());
     echo(held, 1000).await;
+}
+
+#[tokio::test]
+async fn what_is_new_leaves_quic_where_much_of_what_comes_is_lost_and_returns() {
+    let (below, relays): (_, [Handle; 3]) = (Switch::new(), relays(How::Raced));
+    let channels = channels(&below, Duration::from_secs(60));
+    let onion = over(channels.clone(), path(&relays), How::Raced, config());
+    let target = targets::tcp_flood(1 << 30).await.into();
+    let stream = soon(onion.open_stream(&target, &token(1))).await;
+    let mut stream = stream.expect("opened");
+    assert!(taken(&channels, LinkKind::Quic).is_some());
+    below.thin(true);
+    let mut piece = vec![0; 1 << 14];
+    while taken(&channels, LinkKind::Tls).is_none() {
+        soon(stream.read_exact(&mut piece)).await.expect("goes on");
+    }
+    assert!(taken(&channels, LinkKind::Quic).is_none());
+    echoes(&onion, &token(1), 1000).await;
+    below.thin(false);
+    until(|| taken(&channels, LinkKind::Quic).is_some()).await;
+    soon(stream.read_exact(&mut piece))
+        .await
+        .expect("goes on where it was");
 }

@@ -18,6 +18,7 @@ fn hasty() -> Config {
     let mut config = Config::default();
     config.link.suspect_after = Duration::from_millis(300);
     config.link.broken_after = Duration::from_millis(1500);
+    config.link.lossy_after = Duration::from_millis(500);
     config.quic_retry = Duration::from_millis(200);
     config.redial_pause = Duration::from_millis(100);
     config
@@ -140,4 +141,33 @@ async fn a_download_that_stands_still_ends_with_an_error_and_does_not_hang() {
     let end = async { while stream.read(&mut buf).await.is_ok_and(|bytes| bytes > 0) {} };
     soon(end).await;
     server.abort();
+}
+
+/// Reads what never ends, until `is_so`.
+async fn downloads_until(path: &Path, mut is_so: impl FnMut() -> bool) {
+    let target = targets::tcp_flood(1 << 30).await.into();
+    let opened = path.open_stream(&target, &Terms::default()).await;
+    let mut stream = opened.expect("opened");
+    let mut piece = vec![0; 1 << 16];
+    let read = async {
+        while !is_so() {
+            stream.read_exact(&mut piece).await.expect("goes on");
+        }
+    };
+    soon(read).await;
+}
+
+/// As where a network lets UDP pass at a small rate. Only the relay is told by QUIC what is lost of what it sends.
+#[tokio::test]
+async fn a_path_that_loses_much_of_what_comes_carries_new_flows_over_tcp_for_a_while() {
+    for hops in [1, 2] {
+        let below = Switch::new();
+        let (path, _relays) = build(hops, &below.overlay, hasty());
+        path.connect().await.expect("connects");
+        assert_eq!(http_version(&path), Some("h3"));
+        below.thin(true);
+        downloads_until(&path, || http_version(&path) == Some("h2")).await;
+        below.thin(false);
+        until(|| http_version(&path) == Some("h3")).await;
+    }
 }
