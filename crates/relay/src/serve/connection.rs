@@ -149,7 +149,7 @@ impl AdmittedConnection {
             tokio::select! {
                 incoming = session.accept() => match incoming {
                     Some(incoming) => {
-                        drop(requests.spawn(self.job(incoming, quic).run()));
+                        drop(requests.spawn(Box::new(self.job(incoming, quic)).run()));
                         if let Some(quic) = quic {
                             quic.make_room(requests.len(), &self.account);
                         }

@@ -4,7 +4,7 @@
 //! connect-ip by RFC 9484 §4, connect-tcp by draft-ietf-httpbis-connect-tcp, DNS queries: see [`super::dns`].
 //! Answers: RFC 9110 §15, RFC 9298 §3.3 and §3.5, RFC 9484 §4.5, `Proxy-Status` by RFC 9209.
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, pin::Pin, sync::Arc};
 
 use hoplite_http::{Exchange, HttpError, HttpVersion};
 use hoplite_wire::{
@@ -50,24 +50,25 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Serves the request to its end; whether its client waited for the answer.
-    pub(crate) async fn run(self) -> bool {
+    /// Serves the request to its end; whether its client waited for the answer. A relay has thousands of these tasks, which last: each holds on the heap
+    /// what it needs for its kind of request, and for as long as that takes.
+    pub(crate) async fn run(self: Box<Self>) -> bool {
         let method = method(&self.head);
         let shared = self.shared.clone();
-        let (place, admitted) = (self.place.clone(), self.admit().await);
+        let (place, admitted) = (self.place.clone(), Box::pin(self.admit()).await);
         let _busy = admitted.is_ok().then(|| {
             self.account.begin();
             place.busy()
         });
         let done = match admitted {
             Ok((Asked::Tcp(target, capsules), quota, _buffer)) => {
-                self.tcp(&target, capsules, &quota).await
+                Box::pin(self.tcp(&target, capsules, &quota)).await
             }
-            Ok((Asked::Udp(target), quota, _buffer)) => self.udp(&target, &quota).await,
-            Ok((Asked::Bound, quota, _buffer)) => self.bound_udp(&quota).await,
-            Ok((Asked::Ip(scope), quota, _buffer)) => self.ip(&scope, &quota).await,
-            Ok((Asked::Dns(source), quota, _buffer)) => self.dns(source, &quota).await,
-            Err(failure) => refuse(&shared, method, failure, self.exchange).await,
+            Ok((Asked::Udp(target), quota, _buffer)) => Box::pin(self.udp(&target, &quota)).await,
+            Ok((Asked::Bound, quota, _buffer)) => Box::pin(self.bound_udp(&quota)).await,
+            Ok((Asked::Ip(scope), quota, _buffer)) => Box::pin(self.ip(&scope, &quota)).await,
+            Ok((Asked::Dns(source), quota, _buffer)) => Box::pin(self.dns(source, &quota)).await,
+            Err(failure) => Box::pin(refuse(&shared, method, failure, self.exchange)).await,
         };
         if let Err(ClientGone) = done {
             tracing::trace!("the client left before its answer");
@@ -119,20 +120,38 @@ impl Job {
     }
 
     async fn tcp(
-        mut self,
+        self: Box<Self>,
         target: &Target,
         capsules: Option<Draft>,
         quota: &QuotaGuard,
     ) -> Result<(), ClientGone> {
+        let (metrics, alive) = (Arc::clone(&self.shared.metrics), self.alive.clone());
+        if let Some(carried) = Box::pin(self.open_tcp(target, capsules, quota)).await? {
+            let up = Up::new(&metrics.tunnels_open.tcp);
+            carried.await;
+            drop((up, alive));
+        }
+        Ok(())
+    }
+
+    /// What carries the tunnel, if it was opened. Of the request nothing is left beside it.
+    async fn open_tcp(
+        mut self: Box<Self>,
+        target: &Target,
+        capsules: Option<Draft>,
+        quota: &QuotaGuard,
+    ) -> Result<Option<Pin<Box<impl Future<Output = ()> + use<>>>>, ClientGone> {
         let (shared, method) = (self.shared, method(&self.head));
         let queries = shared.quotas.queries(quota);
         let origin = origin(&self.lots, &self.head);
-        let opened = shared
-            .egress
-            .tcp(target, &origin, &queries, &shared.metrics);
+        let egress = &shared.egress;
+        let opened = Box::pin(egress.tcp(target, &origin, &queries, &shared.metrics));
         let socket = match unless_gone(&mut self.exchange, opened).await? {
             Ok(socket) => socket,
-            Err(failure) => return refuse(&shared, method, failure, self.exchange).await,
+            Err(failure) => {
+                refuse(&shared, method, failure, self.exchange).await?;
+                return Ok(None);
+            }
         };
         let head = located(ResponseHead::new(200), self.region);
         let head = match capsules {
@@ -141,19 +160,21 @@ impl Job {
         };
         self.exchange.respond(&head).await?;
         shared.metrics.request(method, "ok");
-        let _up = Up::new(&shared.metrics.tunnels_open.tcp);
         let terms = splice::Terms {
-            metrics: &shared.metrics,
+            metrics: Arc::clone(&shared.metrics),
             pace: quota.pace(),
             idle: shared.limits().idle_stream,
-            account: &self.account,
+            account: self.account,
         };
         let (from, to) = client_stream::split(self.exchange, capsules);
-        splice::splice(from, to, socket, terms).await;
-        Ok(())
+        Ok(Some(Box::pin(splice::splice(from, to, socket, terms))))
     }
 
-    async fn dns(self, source: dns::Source, quota: &QuotaGuard) -> Result<(), ClientGone> {
+    async fn dns(
+        self: Box<Self>,
+        source: dns::Source,
+        quota: &QuotaGuard,
+    ) -> Result<(), ClientGone> {
         let shared = self.shared;
         let queries = shared.quotas.queries(quota);
         if queries.admits_query() {
@@ -169,7 +190,11 @@ impl Job {
         }
     }
 
-    async fn udp(mut self, target: &Target, quota: &QuotaGuard) -> Result<(), ClientGone> {
+    async fn udp(
+        mut self: Box<Self>,
+        target: &Target,
+        quota: &QuotaGuard,
+    ) -> Result<(), ClientGone> {
         let shared = self.shared;
         let origin = origin(&self.lots, &self.head);
         let opened = async {
@@ -183,7 +208,7 @@ impl Job {
                 .udp(target, &origin, &queries, &shared.metrics);
             opened.await.map(|socket| (socket, place))
         };
-        let (socket, _place) = match unless_gone(&mut self.exchange, opened).await? {
+        let (socket, _place) = match unless_gone(&mut self.exchange, Box::pin(opened)).await? {
             Ok(opened) => opened,
             Err(failure) => {
                 return refuse(&shared, Method::connect_udp, failure, self.exchange).await;
@@ -208,7 +233,7 @@ impl Job {
         Ok(())
     }
 
-    async fn bound_udp(mut self, quota: &QuotaGuard) -> Result<(), ClientGone> {
+    async fn bound_udp(mut self: Box<Self>, quota: &QuotaGuard) -> Result<(), ClientGone> {
         let shared = self.shared;
         let method = Method::bound_udp;
         let opened = async {
@@ -228,7 +253,7 @@ impl Job {
             let opened = shared.egress.bind(&sources).await;
             opened.map(|opened| (opened, places, memory))
         };
-        let (opened, _places, _memory) = match opened.await {
+        let (opened, _places, _memory) = match Box::pin(opened).await {
             Ok(opened) => opened,
             Err(failure) => return refuse(&shared, method, failure, self.exchange).await,
         };
@@ -242,7 +267,7 @@ impl Job {
         Ok(())
     }
 
-    async fn ip(mut self, scope: &Scope, quota: &QuotaGuard) -> Result<(), ClientGone> {
+    async fn ip(mut self: Box<Self>, scope: &Scope, quota: &QuotaGuard) -> Result<(), ClientGone> {
         let shared = self.shared;
         let origin = origin(&self.lots, &self.head);
         let opened = async {
@@ -256,7 +281,7 @@ impl Job {
                 .open(scope, &shared.egress, &origin, &queries, &shared.metrics);
             opened.await.map(|opened| (opened, place))
         };
-        let (opened, _place) = match unless_gone(&mut self.exchange, opened).await? {
+        let (opened, _place) = match unless_gone(&mut self.exchange, Box::pin(opened)).await? {
             Ok(opened) => opened,
             Err(failure) => {
                 return refuse(&shared, Method::connect_ip, failure, self.exchange).await;
@@ -298,10 +323,10 @@ impl From<HttpError> for ClientGone {
     }
 }
 
-/// Works for a request until its client breaks it off: nobody dials for those that have gone.
+/// Works for a request until its client breaks it off: nobody dials for those that have gone. The work takes more room than what follows, and not for long.
 async fn unless_gone<T>(
     exchange: &mut Exchange,
-    work: impl Future<Output = T>,
+    work: Pin<Box<impl Future<Output = T>>>,
 ) -> Result<T, ClientGone> {
     tokio::select! {
         biased;

@@ -6,7 +6,10 @@ use std::{
     future::{Future, pending, poll_fn},
     io::{self, IoSlice},
     pin::{Pin, pin},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -44,47 +47,45 @@ enum End {
 }
 
 /// What a tunnel is measured by and bound to.
-pub(crate) struct Terms<'a> {
-    pub(crate) metrics: &'a Metrics,
+pub(crate) struct Terms {
+    pub(crate) metrics: Arc<Metrics>,
     pub(crate) pace: Pace,
     /// How long nothing may pass; zero is for ever.
     pub(crate) idle: Duration,
-    pub(crate) account: &'a Account,
+    pub(crate) account: Arc<Account>,
 }
 
-/// Carries bytes until both sides have finished or one has broken.
-pub(crate) async fn splice(
+/// Carries bytes until both sides have finished or one has broken. Thousands of these stand: no `async fn`, which has its parameters twice, and what is
+/// joined is pinned first, for the macros would have it twice.
+pub(crate) fn splice(
     mut from: Incoming,
     mut to: Outgoing,
     mut target: TcpStream,
-    terms: Terms<'_>,
-) {
-    let passed = AtomicU64::new(0);
-    let (read, write) = target.split();
-    let carried = async {
-        both(
-            up(&mut from, write, &terms, &passed),
-            down(read, &mut to, &terms, &passed),
-        )
-        .await?;
-        to.close().await.map_err(|_| End::Client)
-    };
-    let end = tokio::select! {
-        end = carried => end,
-        () = watch(terms.idle, &passed) => Err(End::Idle),
-    };
-    if let Err(end) = end {
-        tracing::trace!(?end, "a TCP tunnel broke");
-        to.reset();
-        abort(&target);
+    terms: Terms,
+) -> impl Future<Output = ()> {
+    async move {
+        let passed = AtomicU64::new(0);
+        let end = {
+            let (read, write) = target.split();
+            let carried = pin!(async {
+                {
+                    let up = pin!(up(&mut from, write, &terms, &passed));
+                    let down = pin!(down(read, &mut to, &terms, &passed));
+                    tokio::try_join!(up, down)?;
+                }
+                to.close().await.map_err(|_| End::Client)
+            });
+            tokio::select! {
+                end = carried => end,
+                () = watch(terms.idle, &passed) => Err(End::Idle),
+            }
+        };
+        if let Err(end) = end {
+            tracing::trace!(?end, "a TCP tunnel broke");
+            to.reset();
+            abort(&target);
+        }
     }
-}
-
-async fn both(
-    up: impl Future<Output = Result<(), End>>,
-    down: impl Future<Output = Result<(), End>>,
-) -> Result<(), End> {
-    tokio::try_join!(up, down).map(drop)
 }
 
 /// The target must not take what it got for complete: it is reset.
@@ -114,7 +115,7 @@ pub(crate) async fn watch(idle: Duration, passed: &AtomicU64) {
 async fn up(
     from: &mut Incoming,
     mut target: WriteHalf<'_>,
-    terms: &Terms<'_>,
+    terms: &Terms,
     passed: &AtomicU64,
 ) -> Result<(), End> {
     let mut chunks = Vec::new();
@@ -227,7 +228,7 @@ fn advance(chunks: &mut [Bytes], mut written: usize) -> usize {
 async fn down(
     target: ReadHalf<'_>,
     to: &mut Outgoing,
-    terms: &Terms<'_>,
+    terms: &Terms,
     passed: &AtomicU64,
 ) -> Result<(), End> {
     loop {

@@ -84,7 +84,8 @@ pub(crate) async fn carry(
 /// The forwarded mode of a flow, if it has any; resolves when the client broke a rule of it.
 async fn drive(forwarding: Option<&Forwarding>, client: &Flow, idle: Duration) {
     match forwarding {
-        Some(forwarding) => forwarding.drive(client, idle).await,
+        // Most flows have none, and need no room for it.
+        Some(forwarding) => Box::pin(forwarding.drive(client, idle)).await,
         None => std::future::pending().await,
     }
 }

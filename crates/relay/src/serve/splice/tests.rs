@@ -57,10 +57,10 @@ async fn tunnel(idle: Duration) -> (Client, TcpStream) {
         let permit = quotas.request(quotas.by_token(0)).expect("a place");
         let account = quotas.account(quotas.by_token(0)).expect("room");
         let terms = Terms {
-            metrics: &Metrics::new(),
+            metrics: Arc::new(Metrics::new()),
             pace: permit.pace(),
             idle,
-            account: &account,
+            account: Arc::new(account),
         };
         splice(from, to, near, terms).await;
     });
