@@ -49,6 +49,9 @@ pub(crate) struct Job {
     pub(crate) exchange: Exchange,
 }
 
+/// What carries a tunnel that is open.
+type Carried = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 impl Job {
     /// Serves the request to its end; whether its client waited for the answer. A relay has thousands of these tasks, which last: each holds on the heap
     /// what it needs for its kind of request, and for as long as that takes.
@@ -140,7 +143,7 @@ impl Job {
         target: &Target,
         capsules: Option<Draft>,
         quota: &QuotaGuard,
-    ) -> Result<Option<Pin<Box<impl Future<Output = ()> + use<>>>>, ClientGone> {
+    ) -> Result<Option<Carried>, ClientGone> {
         let (shared, method) = (self.shared, method(&self.head));
         let queries = shared.quotas.queries(quota);
         let origin = origin(&self.lots, &self.head);
@@ -190,11 +193,22 @@ impl Job {
         }
     }
 
-    async fn udp(
+    async fn udp(self: Box<Self>, target: &Target, quota: &QuotaGuard) -> Result<(), ClientGone> {
+        let (metrics, alive) = (Arc::clone(&self.shared.metrics), self.alive.clone());
+        if let Some((carried, place)) = Box::pin(self.open_udp(target, quota)).await? {
+            let up = Up::new(&metrics.tunnels_open.udp);
+            carried.await;
+            drop((up, place, alive));
+        }
+        Ok(())
+    }
+
+    /// What carries the tunnel, and its place among all, if it was opened.
+    async fn open_udp(
         mut self: Box<Self>,
         target: &Target,
         quota: &QuotaGuard,
-    ) -> Result<(), ClientGone> {
+    ) -> Result<Option<(Carried, QuotaGuard)>, ClientGone> {
         let shared = self.shared;
         let origin = origin(&self.lots, &self.head);
         let opened = async {
@@ -208,10 +222,11 @@ impl Job {
                 .udp(target, &origin, &queries, &shared.metrics);
             opened.await.map(|socket| (socket, place))
         };
-        let (socket, _place) = match unless_gone(&mut self.exchange, Box::pin(opened)).await? {
+        let (socket, place) = match unless_gone(&mut self.exchange, Box::pin(opened)).await? {
             Ok(opened) => opened,
             Err(failure) => {
-                return refuse(&shared, Method::connect_udp, failure, self.exchange).await;
+                refuse(&shared, Method::connect_udp, failure, self.exchange).await?;
+                return Ok(None);
             }
         };
         let head = ResponseHead::new(200).with("capsule-protocol", "?1");
@@ -221,16 +236,9 @@ impl Job {
             forward::negotiate(&shared.forwarding, &self.head, self.client_connection, head);
         self.exchange.respond(&head).await?;
         shared.metrics.request(Method::connect_udp, "ok");
-        let _up = Up::new(&shared.metrics.tunnels_open.udp);
-        udp::carry(
-            &shared,
-            (quota.pace(), account),
-            socket,
-            self.exchange,
-            terms,
-        )
-        .await;
-        Ok(())
+        let counted = (quota.pace(), account);
+        let carried = udp::carry(shared, counted, socket, self.exchange, terms);
+        Ok(Some((Box::pin(carried), place)))
     }
 
     async fn bound_udp(mut self: Box<Self>, quota: &QuotaGuard) -> Result<(), ClientGone> {

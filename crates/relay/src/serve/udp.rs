@@ -4,7 +4,7 @@
 
 use std::{
     cell::RefCell,
-    future::poll_fn,
+    future::{Future, poll_fn},
     ops::ControlFlow,
     sync::{
         Arc,
@@ -40,13 +40,13 @@ thread_local! {
 }
 
 /// Carries payloads until the client closes the tunnel, nobody is there, or nothing has passed for long.
-pub(crate) async fn carry(
-    shared: &Shared,
+pub(crate) fn carry(
+    shared: Arc<Shared>,
     (pace, account): (Pace, Option<Arc<Account>>),
     target: UdpFlow,
     exchange: Exchange,
     terms: Option<Terms>,
-) {
+) -> impl Future<Output = ()> {
     let target = Arc::new(target);
     let ledger = Ledger {
         metrics: shared.metrics.clone(),
@@ -55,33 +55,30 @@ pub(crate) async fn carry(
         account,
     };
     let forwarding = terms.map(|terms| Forwarding::new(terms, target.clone(), ledger.clone()));
-    let _ending = forwarding.as_deref().map(Ending);
     let sink = ToTarget::new(target.clone(), ledger.clone(), forwarding.clone());
     let client = exchange.datagrams(Arc::new(sink));
     if forwarding.is_some() {
         client.carry_forwarded();
     }
-    let down = Down {
-        target: &target,
-        client: &client,
-        ledger: &ledger,
-        forwarding: forwarding.as_deref(),
-    };
-    let forwarded = drive(
-        forwarding.as_deref(),
-        &client,
-        shared.limits().idle_connection,
-    );
-    tokio::select! {
-        _ = client.closed() => (),
-        () = down.run() => client.reset(),
-        () = watch(shared.limits().idle_datagrams, &ledger.passed) => (),
-        () = forwarded => client.reset_for_breach(),
+    async move {
+        let forwarding = forwarding.as_deref();
+        let _ending = forwarding.map(Ending);
+        let down = Down {
+            target: &target,
+            client: &client,
+            ledger: &ledger,
+            forwarding,
+        };
+        tokio::select! {
+            _ = client.closed() => (),
+            () = down.run() => client.reset(),
+            () = watch(shared.limits().idle_datagrams, &ledger.passed) => (),
+            () = drive(forwarding, &client, shared.limits().idle_connection) => client.reset_for_breach(),
+        }
+        shared.metrics.dropped.socket_full.inc_by(target.dropped());
     }
-    shared.metrics.dropped.socket_full.inc_by(target.dropped());
 }
 
-/// The forwarded mode of a flow, if it has any; resolves when the client broke a rule of it.
 async fn drive(forwarding: Option<&Forwarding>, client: &Flow, idle: Duration) {
     match forwarding {
         // Most flows have none, and need no room for it.
