@@ -247,7 +247,8 @@ def both(lab):
 
 def carries_v6(lab, carries):
     """Whether the router passes IPv6 on; it announces it all the while, and says nothing of what it drops."""
-    subprocess.run(["ip", "netns", "exec", lab.router, "sysctl", "-qw", f"net.ipv6.conf.all.forwarding={int(carries)}"], check=True)
+    script = f"echo {int(carries)} > /proc/sys/net/ipv6/conf/all/forwarding"
+    subprocess.run(["ip", "netns", "exec", lab.router, "sh", "-c", script], check=True)
 
 
 def dead_v6(lab):
