@@ -49,9 +49,9 @@ def again(lab, of):
     return started(lab, of.path, of.port, of.pin)
 
 
-def private(of, origin, again=0, spent="spent.sqlite"):
+def private(of, origin, again=0, spent="spent.sqlite", keys=None):
     """What a relay's file says of tokens."""
-    return (f'\n[auth.private_tokens]\nissuer = "{ISSUER}"\norigin = "{origin}"\nkeys = "{origin}-keys.json"\nspent = "{spent}"\n'
+    return (f'\n[auth.private_tokens]\nissuer = "{ISSUER}"\norigin = "{origin}"\nkeys = "{keys or origin}-keys.json"\nspent = "{spent}"\n'
             f'directory = "https://127.0.0.1:{of.port}"\npin = "{of.pin}"\nrefresh = 1\nagain = {again}\n')
 
 
@@ -448,7 +448,8 @@ def main():
         of = issuer(lab, relays=[(f"{name}.test", port) for name, port in ports.items()])
         make = functools.partial(lab.relay, dns=dns, tokens=())
         amber = make("amber", port=ports["amber"], extra=private(of, "amber.test"))
-        cedar = make("cedar", extra=private(of, "amber.test"))
+        # With amber's file it would know the keys already, and say nothing of them.
+        cedar = make("cedar", extra=private(of, "amber.test", keys="cedar"))
         birch = make("birch", port=ports["birch"], extra=private(of, "birch.test", again=3600, spent="birch.sqlite"))
         for relay, name in ((amber, "amber"), (cedar, "cedar"), (birch, "birch")):
             relay.name = name

@@ -327,7 +327,7 @@ def cached(checks, lab, authorities, mine, http, wire):
     print("     requests to our directory caches:", {relay.name: relay.given() for relay in mine}, flush=True)
     checks.check("it was given a difference", asked)
     said = lab.folder / "alone.dir"
-    applied = wait_for("it to be applied", lambda: "Applied consensus diff" in said.read_text() or time.sleep(1), 30)
+    applied = wait_for("it to be applied", lambda: "Applied consensus diff" in said.read_text() or time.sleep(1), 90)
     told = [line for line in said.read_text().splitlines() if "consensus diff" in line]
     print(f"      {told[-1:]}", flush=True)
     checks.check("and has applied it", applied and not any("Could not apply" in line for line in told), told[-4:])
