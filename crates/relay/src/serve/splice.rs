@@ -55,8 +55,12 @@ pub(crate) struct Terms {
     pub(crate) account: Arc<Account>,
 }
 
-/// Carries bytes until both sides have finished or one has broken. Thousands of these stand: no `async fn`, which has its parameters twice, and what is
-/// joined is pinned first, for the macros would have it twice.
+/// Carries bytes until both sides have finished or one has broken. Thousands of these stand: what is joined is pinned first, for the macros would have it
+/// twice.
+#[expect(
+    clippy::manual_async_fn,
+    reason = "an async fn has its parameters twice"
+)]
 pub(crate) fn splice(
     mut from: Incoming,
     mut to: Outgoing,
