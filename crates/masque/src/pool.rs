@@ -153,6 +153,8 @@ impl Pool {
 
     /// Lets every connection be looked at soon: the device may have another address.
     pub(crate) fn network_changed(&self) {
+        // Another one may not lose what this did.
+        self.left.store(0, Relaxed);
         let slots = self.slots();
         let connections = slots
             .by_token
