@@ -17,6 +17,7 @@ import time
 
 from common import HOPLITE, Checks, Missing, sha256, wait_for
 from device import NAME, PROGRAMS, DeviceLab, Watch, describe, strangers, usable
+from device_apart import apart
 from device_browser import browser
 from device_circuits import circuits
 from device_modes import modes, sleep
@@ -413,7 +414,7 @@ def hops(session):
 
 
 def choices(session):
-    """What the file may except: address ranges, domains, users, the local network; a cgroup and one program for a captive portal. How flows open."""
+    """What the file may except: address ranges, domains, users, the local network; one program for a captive portal. How flows open."""
     device, target = session.device, session.target
     relay, own, own6 = session.lab.relays[0].v4, device.v4, device.v6
     by_name, by_v4, by_v6 = "http://target6.test", f"http://{target.v4}", f"http://[{target.v6}]"
@@ -441,7 +442,6 @@ def choices(session):
     gateway(session)
     opening(session)
     local_network(session)
-    excluded_group(session)
     portal(session)
     session.watch.since()
 
@@ -558,40 +558,10 @@ def local_network(session):
         session.downs(f"lan = {lan}")
 
 
-def has_groups(session, what):
-    """Whether the device has control groups of version 2, which it mounts for itself where it can."""
-    if session.device.sh("test -w /sys/fs/cgroup/cgroup.procs && echo yes"):
-        return True
-    session.checks.skip(what, "no control groups of version 2 that could be mounted and written")
-    return False
-
-
-def excluded_group(session):
-    """The programs of a control group go by themselves."""
-    if not has_groups(session, "excluded group"):
-        return
-    device, group, url = session.device, f"hoplite-test-{os.getpid()}", f"http://{session.target.v4}"
-    inside = ("sh", "-c", f'echo 0 > /sys/fs/cgroup/{group}/cgroup.procs && exec "$@"', "sh")
-    device.sh(f"mkdir /sys/fs/cgroup/{group}")
-    try:
-        if not session.ups("excluded group", 1, f'\n[takeover]\nexclude = {{ cgroups = ["{group}"] }}\n'):
-            return
-        session.watch.since()
-        for what, seen, expected in (("its program", session.seen_as(url, *inside), (device.v4,)), ("anybody else", session.seen_as(url), (session.lab.relays[0].v4,)),
-                                     ("its program, IPv6", session.seen_as(f"http://[{session.target.v6}]", *inside), (device.v6,)),
-                                     ("its program, by name", session.seen_as("http://target.test", *inside), (device.v4,)),
-                                     ("anybody else, by name", session.seen_as("http://target.test"), (session.lab.relays[0].v4,))):
-            session.checks.check(f"excluded group: {what} is seen as it must be", seen in expected, f"{seen}, expected {expected}")
-        session.state("excluded group", (session.target.v4, session.target.v6))
-        session.downs("excluded group")
-    finally:
-        device.sh(f"rmdir /sys/fs/cgroup/{group}")
-
-
 def portal(session):
     """One program may go by itself."""
-    if not has_groups(session, "captive portal"):
-        return
+    if not session.device.sh("test -w /sys/fs/cgroup/cgroup.procs && echo yes"):
+        return session.checks.skip("captive portal", "no control groups of version 2 that could be mounted and written")
     if not session.ups("captive portal", 1):
         return
     url = f"http://{session.target.v4}/peer"
@@ -895,7 +865,7 @@ def start_relays(checks, lab):
 
 
 # All, and those that run only when they are named.
-PARTS = (states, hops, changes, headers, choices, faults, circuits, modes, storms, browser)
+PARTS = (states, hops, changes, headers, choices, apart, faults, circuits, modes, storms, browser)
 LONG = (sleep,)
 
 

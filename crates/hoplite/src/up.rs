@@ -32,7 +32,7 @@ use crate::{
     say::{Complaint, Failure},
 };
 use control::Status;
-use plan::Wanted;
+use plan::{Facts, Wanted};
 use session::Orders;
 
 pub(crate) use apart::{Channel, confine, pair as channel_pair};
@@ -43,6 +43,7 @@ pub(crate) use traffic::{failure as probe_failure, until_it_flows};
 
 mod apart;
 pub(crate) mod block;
+mod cgroups;
 pub(crate) mod control;
 pub(crate) mod driver;
 mod netlink;
@@ -118,7 +119,11 @@ pub(crate) fn network_servers(run_dir: &Path) -> Vec<SocketAddr> {
 pub(crate) fn firewall_of_group(group: &str) -> io::Result<String> {
     let mut wanted = Wanted::from_config(&config::client::Config::default(), true);
     wanted.past_cgroups = vec![group.parse().map_err(io::Error::other)?];
-    Ok(nftables::of_groups(group, &wanted))
+    let facts = Facts {
+        groups: cgroups::numbers(wanted.cgroups()),
+        ..Facts::default()
+    };
+    Ok(nftables::of_groups(group, &wanted, &facts))
 }
 
 /// Runs the command.

@@ -516,11 +516,20 @@ impl Checker<'_> {
             ("takeover.exclude.users", takeover.exclude.users.len()),
             ("takeover.exclude.cgroups", takeover.exclude.cgroups.len()),
             (
+                "takeover.exclude.interfaces",
+                takeover.exclude.interfaces.len(),
+            ),
+            (
                 "takeover.include.addresses",
                 takeover.include.addresses.len(),
             ),
             ("takeover.include.domains", takeover.include.domains.len()),
             ("takeover.include.users", takeover.include.users.len()),
+            ("takeover.include.cgroups", takeover.include.cgroups.len()),
+            (
+                "takeover.include.interfaces",
+                takeover.include.interfaces.len(),
+            ),
             ("takeover.gateway", takeover.gateway.len()),
         ];
         for (key, _) in lists
@@ -529,6 +538,25 @@ impl Checker<'_> {
         {
             let why = format!("expected at most {LONGEST_LIST}");
             self.add(key, why, "write larger ranges");
+        }
+        self.interfaces();
+    }
+
+    /// Nothing leaves the machine by ours or by loopback, and by another either what is taken or what is not.
+    fn interfaces(&mut self) {
+        let takeover = &self.config.takeover;
+        let (exclude, include) = (&takeover.exclude.interfaces, &takeover.include.interfaces);
+        let (excluded, included) = ("takeover.exclude.interfaces", "takeover.include.interfaces");
+        let all = exclude.iter().map(|it| (excluded, it));
+        for (key, interface) in all.chain(include.iter().map(|it| (included, it))) {
+            let name = interface.name();
+            if name == "lo" || name == self.config.device.name {
+                let why = format!("nothing leaves this machine by {name:?}");
+                self.add(key, why, "leave it out");
+            } else if key == included && exclude.contains(interface) {
+                let why = format!("{name:?} is excluded as well");
+                self.add(key, why, "keep it in one of them");
+            }
         }
     }
 
@@ -583,6 +611,16 @@ impl Checker<'_> {
                 !takeover.include.users.is_empty(),
                 "a name is taken for all users, or for none",
                 "leave out takeover.include.users",
+            ),
+            (
+                !takeover.include.cgroups.is_empty(),
+                "a name is taken for all programs, or for none",
+                "leave out takeover.include.cgroups",
+            ),
+            (
+                !takeover.include.interfaces.is_empty(),
+                "a name is taken wherever it leads",
+                "leave out takeover.include.interfaces",
             ),
             (
                 takeover.dns == Dns::Off,

@@ -391,6 +391,23 @@ fn only_some_names_are_taken_for_all_users_and_where_we_are_asked() {
 }
 
 #[test]
+fn an_interface_is_excluded_or_included_and_is_not_ours() {
+    let with = |takeover: &str| format!("{}[takeover]\n{takeover}\n", two_relays("path = [\"a\"]"));
+    let both = "exclude.interfaces = [\"wg0\"]\ninclude.interfaces = [\"wg0\"]";
+    let error = client_error(&with(both));
+    assert!(
+        error.contains("takeover.include.interfaces: \"wg0\" is excluded as well"),
+        "{error}"
+    );
+    for name in ["lo", "hoplite0"] {
+        let error = client_error(&with(&format!("exclude.interfaces = [\"{name}\"]")));
+        assert!(error.contains("nothing leaves this machine by"), "{error}");
+    }
+    let right = "exclude.interfaces = [\"wg0\"]\ninclude.cgroups = [\"vpn.slice\"]";
+    client::read(&document(&with(right)).expect("TOML")).expect("right");
+}
+
+#[test]
 fn more_hops_than_relays_are_refused() {
     let error = client_error(&two_relays("hops = 3"));
     assert!(

@@ -16,13 +16,13 @@ use std::{
 use tracing::warn;
 
 use super::{
-    DEVICE_LOCK, Lock, Refusal,
+    DEVICE_LOCK, Lock, Refusal, cgroups,
     control::{self, State, Status},
     driver::System,
     nftables::{self, Nftables, OwnedTable, Standing},
     plan::{self, KEPT, Leave, Taken, Wanted},
     refused,
-    watch::{Files, Kernel},
+    watch::{self, Files, Kernel},
 };
 use crate::{
     config::client::{self, Config},
@@ -67,32 +67,38 @@ impl Block {
         let mut signals = Signals::listen()?;
         close(&self.run_dir);
         let (wanted, _) = self.wanted();
-        let mut watches = Watches::new(&self.run_dir, &wanted.name)?;
+        let mut watches = Watches::new(&self.run_dir, &wanted)?;
         let mut held = OwnedTable::new(KEPT);
-        let mut due = self.look_again(&wanted, &mut held).await;
+        let mut due = self.look_again(&wanted, &mut held, false).await;
         if !is_open(&self.run_dir) {
             let system = System::new(&self.run_dir, &wanted.name, &wanted.addresses)?;
             tell(&seen(&system, &wanted.name).await, json)?;
         }
         process::notify_ready();
         loop {
-            tokio::select! {
-                () = watches.somebody_did_something(due) => {}
+            let differs = tokio::select! {
+                differs = watches.somebody_did_something(due) => differs,
                 asked = signals.next() => match asked {
                     Asked::Stop => {
                         // What was opened a moment ago would stay so.
-                        self.look_again(&wanted, &mut held).await;
+                        self.look_again(&wanted, &mut held, false).await;
                         return Ok(());
                     }
-                    Asked::Reload => self.again(&mut held).await.map_or((), drop),
+                    Asked::Reload => true,
                 },
-            }
-            due = self.look_again(&wanted, &mut held).await;
+            };
+            due = self.look_again(&wanted, &mut held, differs).await;
         }
     }
 
-    /// Blocks again, if something is missing and that is for this process to do; when to look again if nothing happens.
-    async fn look_again(&self, wanted: &Wanted, held: &mut OwnedTable) -> Option<Duration> {
+    /// Blocks again, if something is missing or what the block goes by `differs`, and that is for this process to do; when to look again if
+    /// nothing happens.
+    async fn look_again(
+        &self,
+        wanted: &Wanted,
+        held: &mut OwnedTable,
+        differs: bool,
+    ) -> Option<Duration> {
         let nftables = Nftables::new(&self.run_dir);
         if is_open(&self.run_dir) {
             held.hold("");
@@ -107,7 +113,7 @@ impl Block {
             Ok(system) => seen(&system, &wanted.name).await,
             Err(_) => Status::default(),
         };
-        if status.state != State::Blocked {
+        if differs || status.state != State::Blocked {
             return self.again(held).await;
         }
         held.hold(&nftables.copy());
@@ -147,13 +153,14 @@ impl Block {
         }
         let (wanted, wrong) = self.wanted();
         let system = System::new(&self.run_dir, &wanted.name, &wanted.addresses)?;
-        let facts = system.facts(&wanted.resolvers).await;
+        let facts = system.facts(&wanted).await;
         let plan = plan::block(&wanted, &facts);
         let refusal = plan::refusal(&wanted, &facts);
         let (mut taken, mut failed) = Taken::take_all_it_can(system, &plan).await;
         let stands = seen(taken.machine(), &wanted.name).await.state == State::Blocked;
-        if refusal.is_none() && !stands {
-            // What the file lets pass may be what is not taken.
+        // What the file lets pass may be what is not taken, and what marks alone tell apart would pass without them.
+        let passes = wanted.only_marked() && (refusal.is_some() || !failed.is_empty());
+        if (refusal.is_none() && !stands) || passes {
             let plan = plan::block(&self.nothing_passes(), &facts);
             let (again, more) = Taken::take_all_it_can(taken.leave(), &plan).await;
             taken = again;
@@ -213,46 +220,50 @@ struct Watches {
     kernel: Kernel,
     /// Who comes up listens there.
     socket: Option<Files>,
+    /// Control groups that the file names.
+    groups: Option<Files>,
+    /// Whether routes lead to excluded networks.
+    by_routes: bool,
 }
 
 impl Watches {
-    fn new(run_dir: &Path, name: &str) -> Result<Self, Failure> {
+    fn new(run_dir: &Path, wanted: &Wanted) -> Result<Self, Failure> {
+        let name = &wanted.name;
         let remedy = "the kernel must have netlink, and the sandbox AF_NETLINK";
         let failed = |error| Failure::new("watching routes", error, remedy);
         Ok(Self {
             tables: nftables::Watch::new().ok(),
             kernel: Kernel::watch(name).map_err(failed)?,
             socket: Files::watch(vec![control::path(run_dir, name)]).ok(),
+            groups: Files::watch(wanted.cgroups().map(cgroups::path).collect()).ok(),
+            by_routes: !wanted.past_interfaces.is_empty(),
         })
     }
 
-    /// Waits for something that may have opened a part of it, or until it is due anyway.
-    async fn somebody_did_something(&mut self, due: Option<Duration>) {
+    /// Waits for something that may have opened a part of it, or until it is due anyway; whether it is something that the block goes by.
+    async fn somebody_did_something(&mut self, due: Option<Duration>) -> bool {
         let again = async {
             match due {
                 Some(due) => tokio::time::sleep(due).await,
                 None => pending().await,
             }
         };
-        let came_or_went = async {
-            match &mut self.socket {
-                Some(socket) => socket.changed().await,
-                None => pending().await,
-            }
-        };
+        let by_routes = self.by_routes;
         let opened = async {
             loop {
                 let meddled = self.kernel.meddled().await;
-                if meddled.ours {
-                    return;
+                let differs = meddled.moved && by_routes;
+                if meddled.ours || differs {
+                    return differs;
                 }
             }
         };
         tokio::select! {
-            () = again => {}
-            () = nftables::touched(&mut self.tables) => {}
-            () = opened => {}
-            () = came_or_went => {}
+            () = again => false,
+            () = nftables::touched(&mut self.tables) => false,
+            differs = opened => differs,
+            () = watch::changed(&mut self.socket) => false,
+            () = watch::changed(&mut self.groups) => true,
         }
     }
 }

@@ -17,16 +17,18 @@ use rustix::thread::{
 };
 
 use hoplite_wire::HostName;
+use ipnet::IpNet;
 
 use super::{
+    cgroups::{self, Groups},
     netlink::{self, Netlink},
     nftables::{self, Nftables, OwnedTable, Standing},
     plan::Machine,
-    plan::{FIREWALL, GROUPS, HELD},
+    plan::{FIREWALL, HELD, MARKS, Wanted},
     plan::{Facts, Family, Ipv6, Nft, Resolving, Step, Way},
     resolv::{self, ResolvConf},
 };
-use crate::say::Complaint;
+use crate::{config::client::takeover::Interface, say::Complaint};
 
 /// Makes marks count where the kernel checks the way back.
 const VALID_MARK: &str = "/proc/sys/net/ipv4/conf/all/src_valid_mark";
@@ -39,6 +41,7 @@ pub(crate) struct System {
     /// In a process that stays.
     held: Option<OwnedTable>,
     conf: ResolvConf,
+    groups: Groups,
     name: String,
     addresses: Vec<IpAddr>,
     /// Stands while we have changed [`VALID_MARK`].
@@ -77,6 +80,7 @@ impl System {
             nftables: Nftables::new(run_dir),
             held: None,
             conf: ResolvConf::system(run_dir),
+            groups: Groups::new(run_dir),
             name: name.to_owned(),
             addresses: addresses.to_vec(),
             changed: run_dir.join("src_valid_mark"),
@@ -94,9 +98,32 @@ impl System {
         self
     }
 
-    /// What the machine has; we answer names at `ours`.
-    pub(crate) async fn facts(&self, ours: &[IpAddr]) -> Facts {
-        look(&self.netlink, &self.conf, ours).await
+    /// What the machine has, as far as it matters to what is wanted.
+    pub(crate) async fn facts(&self, wanted: &Wanted) -> Facts {
+        let resolving = resolving(&self.conf);
+        let (nft, is_firewalled) = nft();
+        Facts {
+            ipv6: ipv6(Path::new(SETTINGS)),
+            nft,
+            reverse_path: checks_reverse_path(Path::new(SETTINGS)),
+            servers: servers(&self.conf, resolving, &wanted.resolvers),
+            resolving,
+            forwards: forwards(Path::new(SETTINGS)),
+            asks_us: self.conf.is_ours(),
+            // Whoever cannot be asked may block.
+            blocked: self.netlink.is_blocked().await.unwrap_or(true) || is_firewalled,
+            groups: cgroups::numbers(wanted.cgroups()),
+            networks: self.networks(&wanted.past_interfaces).await,
+        }
+    }
+
+    /// The networks that routes lead to by these interfaces, as far as the kernel tells.
+    pub(crate) async fn networks(&self, interfaces: &[Interface]) -> Vec<IpNet> {
+        if interfaces.is_empty() {
+            return Vec::new();
+        }
+        let networks = self.netlink.networks(interfaces).await;
+        networks.unwrap_or_default()
     }
 
     /// The descriptor of the interface.
@@ -171,7 +198,8 @@ impl System {
                 self.held.iter_mut().for_each(|held| held.hold(copy));
                 Ok(())
             }
-            Step::Groups(text) => run_program("nft", &["-f", "-"], text).map(drop),
+            Step::Groups(groups) => self.groups.make(groups),
+            Step::Marks(text) => run_program("nft", &["-f", "-"], text).map(drop),
             Step::Unreachable(families) => self.netlink.block(families).await,
             Step::Rules(rules) => {
                 self.before = self.netlink.rules(rules).await?;
@@ -208,7 +236,8 @@ impl System {
                 self.held.iter_mut().for_each(|held| held.hold(""));
                 self.nftables.remove()
             }
-            Step::Groups(_) => nftables::remove(GROUPS),
+            Step::Groups(_) => self.groups.remove(),
+            Step::Marks(_) => nftables::remove(MARKS),
             Step::Unreachable(_) => self.netlink.unroute(true).await,
             Step::Rules(_) => self.netlink.rules(&[]).await.map(drop),
             Step::ReversePath => self.forget_marks().await,
@@ -338,7 +367,10 @@ fn complaint(step: &Step, error: &io::Error) -> Complaint {
         }
         (Step::Firewall(..), _) => "see whether `nft list ruleset` works",
         (Step::Groups(_), _) => {
-            "see that the groups in `exclude.cgroups` exist before it begins, or take them out"
+            "see that control groups of version 2 are mounted on /sys/fs/cgroup, or take those in `include.cgroups` out"
+        }
+        (Step::Marks(_), _) => {
+            "see whether `nft list ruleset` works, and that the groups in [takeover] are there"
         }
         _ => "see whether `ip` can do it by hand",
     };
@@ -440,23 +472,6 @@ const SETTINGS: &str = "/proc/sys/net";
 
 /// Where systemd-resolved names the servers that the networks gave it.
 const RESOLVED: &str = "/run/systemd/resolve/resolv.conf";
-
-/// Looks. `ours` are addresses at which we answer names.
-pub(super) async fn look(netlink: &Netlink, conf: &ResolvConf, ours: &[IpAddr]) -> Facts {
-    let resolving = resolving(conf);
-    let (nft, is_firewalled) = nft();
-    Facts {
-        ipv6: ipv6(Path::new(SETTINGS)),
-        nft,
-        reverse_path: checks_reverse_path(Path::new(SETTINGS)),
-        servers: servers(conf, resolving, ours),
-        resolving,
-        forwards: forwards(Path::new(SETTINGS)),
-        asks_us: conf.is_ours(),
-        // Whoever cannot be asked may block.
-        blocked: netlink.is_blocked().await.unwrap_or(true) || is_firewalled,
-    }
-}
 
 fn forwards(settings: &Path) -> Vec<Family> {
     let is_on = |file: &str| {

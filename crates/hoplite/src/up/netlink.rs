@@ -13,7 +13,7 @@ use rtnetlink::{
         AddressFamily, IpProtocol,
         address::{AddressAttribute, AddressHeaderFlags},
         link::LinkFlags,
-        route::{RouteAttribute, RouteMessage, RouteProtocol, RouteType},
+        route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteType},
         rule::{RuleAction, RuleAttribute, RuleMessage, RulePortRange, RuleUidRange},
     },
 };
@@ -21,7 +21,7 @@ use rustix::{io::Errno, net::netdevice};
 use tokio::task::JoinHandle;
 
 use super::plan::{Action, BLOCKING, Family, INTO, MARK, PRIORITY, PROTOCOL, RULES, Rule, TABLE};
-use crate::config::client::takeover::Users;
+use crate::config::client::takeover::{Interface, Users};
 
 /// Packets that may wait in the interface for us to read them.
 const TRANSMIT_QUEUE: u32 = 1024;
@@ -171,6 +171,13 @@ impl Netlink {
     }
 
     async fn our_routes(&self) -> io::Result<Vec<RouteMessage>> {
+        let mut found = self.routes().await?;
+        found.retain(is_ours);
+        Ok(found)
+    }
+
+    /// Those of all tables.
+    async fn routes(&self) -> io::Result<Vec<RouteMessage>> {
         let mut found = Vec::new();
         for family in [Family::V4, Family::V6] {
             let mut request = default_route(family);
@@ -179,8 +186,28 @@ impl Netlink {
             let all: Result<Vec<_>, _> = all.try_collect().await;
             found.extend(none_if_missing(all)?);
         }
-        found.retain(is_ours);
         Ok(found)
+    }
+
+    /// The networks that routes lead to by one of these interfaces, as few as say it; none that is nearly everything, and no more than [`NETWORKS`].
+    pub(super) async fn networks(&self, interfaces: &[Interface]) -> io::Result<Vec<IpNet>> {
+        let numbers = interfaces.iter().filter_map(|it| index(it.name()).ok());
+        let numbers: Vec<u32> = numbers.collect();
+        let routes = self.routes().await?;
+        let networks = routes.iter().filter(|route| leaves_by(route, &numbers));
+        let networks: Vec<IpNet> = networks.filter_map(network).collect();
+        let mut networks = IpNet::aggregate(&networks);
+        networks.retain(|network| network.prefix_len() > 0);
+        if networks.len() > NETWORKS {
+            let left = networks.len() - NETWORKS;
+            tracing::warn!(
+                "{left} networks behind excluded interfaces are too many: their traffic goes through the relays"
+            );
+            // The larger ones first.
+            networks.sort_by_key(|network| (network.prefix_len(), *network));
+            networks.truncate(NETWORKS);
+        }
+        Ok(networks)
     }
 
     /// Gives the interface its addresses and brings it up.
@@ -266,6 +293,41 @@ fn default_route(family: Family) -> RouteMessage {
         Family::V4 => builder_v4.table_id(TABLE).protocol(protocol).build(),
         Family::V6 => builder_v6.table_id(TABLE).protocol(protocol).build(),
     }
+}
+
+/// Networks behind excluded interfaces; each is a rule that each packet is held against.
+const NETWORKS: usize = 256;
+
+/// Whether it is a way out by one of these interfaces.
+fn leaves_by(route: &RouteMessage, interfaces: &[u32]) -> bool {
+    let by = |attribute: &RouteAttribute| match attribute {
+        RouteAttribute::Oif(index) => interfaces.contains(index),
+        RouteAttribute::MultiPath(hops) => {
+            let mut hops = hops.iter();
+            hops.any(|hop| interfaces.contains(&hop.interface_index))
+        }
+        _ => false,
+    };
+    route.header.kind == RouteType::Unicast && route.attributes.iter().any(by)
+}
+
+/// Where it leads: to no more than the largest private networks have, 10.0.0.0/8 and fc00::/7, and not to a link's own addresses, which are of every link.
+fn network(route: &RouteMessage) -> Option<IpNet> {
+    let length = route.header.destination_prefix_length;
+    let to = route
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RouteAttribute::Destination(RouteAddress::Inet(to)) => Some(IpAddr::from(*to)),
+            RouteAttribute::Destination(RouteAddress::Inet6(to)) => Some(IpAddr::from(*to)),
+            _ => None,
+        })?;
+    let of_link = match to {
+        IpAddr::V4(to) => to.is_multicast(),
+        IpAddr::V6(to) => to.is_multicast() || to.is_unicast_link_local(),
+    };
+    let shortest = if to.is_ipv4() { 8 } else { 7 };
+    (length >= shortest && !of_link).then(|| IpNet::new(to, length).ok())?
 }
 
 fn address_family(family: Family) -> AddressFamily {
@@ -436,6 +498,8 @@ fn selectors(rule: &Rule) -> Vec<RuleAttribute> {
             end: users.last,
         })
     }));
+    let bound = rule.bound.as_ref();
+    selectors.extend(bound.map(|it| RuleAttribute::Oifname(it.name().to_owned())));
     if rule.dhcp {
         selectors.extend(dhcp(rule.family));
     }
@@ -473,6 +537,7 @@ fn read(message: &RuleMessage) -> Option<Rule> {
         mark: None,
         to: None,
         users: None,
+        bound: None,
         dhcp: false,
         suppress: None,
         action: match message.header.action {
@@ -505,9 +570,8 @@ fn take(rule: &mut Rule, attribute: &RuleAttribute, length: u8) -> Option<()> {
         RuleAttribute::IpProtocol(_) => rule.dhcp = true,
         RuleAttribute::SuppressPrefixLen(u32::MAX) => {}
         RuleAttribute::SuppressPrefixLen(length) => rule.suppress = Some(*length),
-        RuleAttribute::Iifname(_) | RuleAttribute::Oifname(_) | RuleAttribute::Source(_) => {
-            return None;
-        }
+        RuleAttribute::Oifname(name) => rule.bound = Some(name.parse().ok()?),
+        RuleAttribute::Iifname(_) | RuleAttribute::Source(_) => return None,
         _ => {}
     }
     Some(())
@@ -531,6 +595,7 @@ mod rules_tests {
             mark: Some(MARK),
             to: None,
             users: None,
+            bound: None,
             dhcp: false,
             suppress: None,
             action: Action::Table(254),
@@ -596,6 +661,7 @@ mod rules_tests {
             mark: None,
             to: None,
             users: None,
+            bound: None,
             dhcp: false,
             suppress: None,
             action: Action::Table(254),
@@ -628,6 +694,10 @@ mod rules_tests {
             },
             Rule {
                 action: Action::Nop,
+                ..plain.clone()
+            },
+            Rule {
+                bound: Some("wg0".parse().expect("a name")),
                 ..plain.clone()
             },
             Rule {

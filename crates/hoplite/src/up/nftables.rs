@@ -32,10 +32,12 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+use crate::config::client::takeover::Cgroup;
+
 use super::{
     control::Dropped,
     driver,
-    plan::{ARRIVED, FIREWALL, GROUPS, MARK},
+    plan::{ARRIVED, FIREWALL, MARK, MARKS, RETURNED, TAKEN},
     plan::{Facts, Wanted},
 };
 
@@ -133,8 +135,7 @@ pub(crate) fn remove(table: &str) -> io::Result<()> {
     {
         return Ok(());
     }
-    let text = format!("table inet {table} {{}}\ndelete table inet {table}\n");
-    driver::run_program("nft", &["-f", "-"], &text).map(drop)
+    driver::run_program("nft", &["-f", "-"], &removing(table)).map(drop)
 }
 
 /// A table that nobody else can remove, or none. An older kernel or nft has none of that: then there is only the watch.
@@ -363,46 +364,63 @@ pub(super) fn table(wanted: &Wanted, facts: &Facts) -> String {
     let mut lines = vec!["counter blocked {}".to_owned()];
     lines.extend(asking(wanted, facts));
     if facts.reverse_path {
-        lines.extend(incoming(&wanted.name));
+        lines.extend(incoming(wanted));
     }
     lines.extend(forward(wanted, "filter"));
     lines.extend(postrouting(wanted, "filter"));
     replacing(FIREWALL, &lines)
 }
 
-/// What is in its copy, for the one who shall own it: what drops, after the other has. As one line: that is how it is read.
-pub(super) fn held(wanted: &Wanted) -> String {
-    let mut lines = vec!["flags owner;".to_owned(), "counter blocked {};".to_owned()];
-    for chain in [
+/// What is in its copy, for the one who shall own it: what drops, after the other has, and the marks of what alone is taken, without which nothing
+/// would be dropped. As one line: that is how it is read.
+pub(super) fn held(wanted: &Wanted, facts: &Facts) -> String {
+    let head = ["flags owner", "counter blocked {}"].map(str::to_owned);
+    let chains = [
         forward(wanted, "filter + 1"),
         postrouting(wanted, "filter + 1"),
-    ] {
-        lines.extend(chain.into_iter().map(|line| {
-            if line.ends_with(['{', ';']) {
-                line
-            } else {
-                format!("{line};")
-            }
-        }));
-    }
-    lines.join(" ")
+        included(wanted, facts, "security + 2"),
+    ];
+    in_one_line(head.into_iter().chain(chains.into_iter().flatten()))
 }
 
-/// The text of the table that stays and lets the excluded groups pass.
-pub(super) fn excluded_groups(wanted: &Wanted) -> String {
-    replacing(GROUPS, &cgroups(wanted))
+/// The text of the table that stays and marks packets; it removes the table where there is nothing to be marked.
+pub(super) fn marks(wanted: &Wanted, facts: &Facts) -> String {
+    let mut lines = excluded(wanted, facts);
+    lines.extend(included(wanted, facts, "security + 1"));
+    if lines.is_empty() {
+        removing(MARKS)
+    } else {
+        replacing(MARKS, &lines)
+    }
 }
 
 /// One line that makes a table of this name, which does nothing but let the excluded groups pass, and goes with the process that made it (nft(8), `owner`).
-pub(super) fn of_groups(name: &str, wanted: &Wanted) -> String {
-    let lines = cgroups(wanted).join("; ");
-    format!("table inet {name} {{ flags owner; {lines}; }}")
+pub(super) fn of_groups(name: &str, wanted: &Wanted, facts: &Facts) -> String {
+    let lines = excluded(wanted, facts).into_iter();
+    let lines = in_one_line(std::iter::once("flags owner".to_owned()).chain(lines));
+    format!("table inet {name} {{ {lines} }}")
+}
+
+fn in_one_line(lines: impl Iterator<Item = String>) -> String {
+    let ended = |line: String| {
+        if line.ends_with(['{', ';']) {
+            line
+        } else {
+            format!("{line};")
+        }
+    };
+    lines.map(ended).collect::<Vec<_>>().join(" ")
 }
 
 /// Whatever stood there is gone in the same moment.
 fn replacing(name: &str, lines: &[String]) -> String {
-    let lines = lines.join("\n");
-    format!("table inet {name} {{}}\ndelete table inet {name}\ntable inet {name} {{\n{lines}\n}}\n")
+    let (removing, lines) = (removing(name), lines.join("\n"));
+    format!("{removing}table inet {name} {{\n{lines}\n}}\n")
+}
+
+/// No such table is left, whether there was one or not.
+fn removing(name: &str) -> String {
+    format!("table inet {name} {{}}\ndelete table inet {name}\n")
 }
 
 /// What the table has dropped so far; `None` without one, or without the right to look.
@@ -419,14 +437,15 @@ fn counted(answer: &serde_json::Value) -> Option<Dropped> {
 }
 
 /// Packets of excluded groups get our mark before they are routed again, and the address of the interface by which they leave.
-fn cgroups(wanted: &Wanted) -> Vec<String> {
-    let mut lines = vec!["chain groups {".to_owned()];
+fn excluded(wanted: &Wanted, facts: &Facts) -> Vec<String> {
+    if wanted.past_cgroups.is_empty() {
+        return Vec::new();
+    }
+    let mut lines = vec!["chain excluded {".to_owned()];
     lines.push("type route hook output priority mangle - 1; policy accept;".into());
-    let mark = |group: &crate::config::client::takeover::Cgroup| {
-        let (level, path) = (group.level(), group.path());
-        format!("socket cgroupv2 level {level} \"{path}\" meta mark set {MARK:#x}")
-    };
-    lines.extend(wanted.past_cgroups.iter().map(mark));
+    let there = |group: &&Cgroup| facts.groups.contains_key(*group);
+    let groups = wanted.past_cgroups.iter().filter(there);
+    lines.extend(groups.map(|group| marking_group("", group, facts, MARK)));
     lines.extend([
         "}".into(),
         "chain leaving {".into(),
@@ -439,6 +458,80 @@ fn cgroups(wanted: &Wanted) -> Vec<String> {
     }));
     lines.push("}".into());
     lines
+}
+
+/// What alone is taken gets its mark, last, so that it is routed again by that and nobody's else, and our address where it goes into our interface. What a link
+/// needs to work and what is for a group of neighbours stays where it is, and is judged when it leaves.
+///
+/// Networks behind this machine are taken by whatever interface their packets would leave: that is not known yet when they come in.
+fn included(wanted: &Wanted, facts: &Facts, priority: &str) -> Vec<String> {
+    if !wanted.only_marked() {
+        return Vec::new();
+    }
+    let name = &wanted.name;
+    let mut lines = vec![
+        "chain included {".to_owned(),
+        format!("type route hook output priority {priority}; policy accept;"),
+        format!("oifname {{ \"lo\", \"{name}\" }} accept"),
+        format!("meta mark {MARK:#x} accept"),
+        "udp sport 68 udp dport 67 accept".into(),
+        "udp sport 546 udp dport 547 accept".into(),
+        "icmpv6 type { nd-router-solicit, nd-neighbor-solicit, nd-neighbor-advert } ip6 hoplimit 255 accept".into(),
+        "ip daddr { 224.0.0.0/4, 255.255.255.255 } accept".into(),
+        "ip6 daddr { fe80::/10, ff00::/8 } accept".into(),
+    ];
+    let by = only_interfaces(wanted);
+    if wanted.only_cgroups.is_empty() {
+        lines.push(marking(&by, TAKEN));
+    } else {
+        let groups = wanted.only_cgroups.iter();
+        lines.extend(groups.map(|group| marking_group(&by, group, facts, TAKEN)));
+    }
+    lines.extend([
+        "}".into(),
+        "chain entering {".into(),
+        "type nat hook postrouting priority srcnat; policy accept;".into(),
+        format!("oifname \"{name}\" meta mark {TAKEN:#x} fib saddr type local masquerade"),
+        "}".into(),
+    ]);
+    if wanted.only_cgroups.is_empty() && wanted.only_users.is_empty() {
+        lines.push("chain guests {".into());
+        lines.push("type filter hook prerouting priority mangle; policy accept;".into());
+        lines.extend(wanted.behind.iter().map(|network| {
+            let family = if network.addr().is_ipv4() {
+                "ip"
+            } else {
+                "ip6"
+            };
+            let of = format!("iifname != \"{name}\" {family} saddr {network} ");
+            marking(&of, TAKEN)
+        }));
+        lines.push("}".into());
+    }
+    lines
+}
+
+fn marking(what: &str, mark: u32) -> String {
+    format!("{what}meta mark set {mark:#x}")
+}
+
+/// The kernel's number of the group makes two texts differ where it was made anew: nft(8) looks it up when the table is loaded. One that is made only now
+/// has none yet.
+fn marking_group(what: &str, group: &Cgroup, facts: &Facts, mark: u32) -> String {
+    let (level, path) = (group.level(), group.path());
+    let number = facts.groups.get(group).copied().unwrap_or_default();
+    let of = format!("{what}socket cgroupv2 level {level} \"{path}\" ");
+    format!("{} comment \"{number}\"", marking(&of, mark))
+}
+
+/// What would leave by one of the interfaces that alone are taken; all, if there are none.
+fn only_interfaces(wanted: &Wanted) -> String {
+    let names = wanted.only_interfaces.iter();
+    let names: Vec<_> = names.map(|it| format!("\"{}\"", it.name())).collect();
+    match names.as_slice() {
+        [] => String::new(),
+        some => format!("oifname {{ {} }} ", some.join(", ")),
+    }
 }
 
 /// What excluded programs ask us, the network's own name server is asked.
@@ -478,15 +571,22 @@ fn asking(wanted: &Wanted, facts: &Facts) -> Vec<String> {
 /// (net.ipv4.tcp_fwmark_accept, net.ipv4.fwmark_reflect, other people's CONNMARK), and are programs' traffic.
 ///
 /// After those who give marks themselves, at `mangle` as a rule: wg-quick and Tailscale put the mark of the connection in the place of any other.
-fn incoming(name: &str) -> [String; 4] {
-    [
-        "chain incoming {".into(),
+///
+/// What comes out of our interface has the mark by which alone the way back leads into it, where not everybody's packets go that way.
+fn incoming(wanted: &Wanted) -> Vec<String> {
+    let name = &wanted.name;
+    let mut lines = vec![
+        "chain incoming {".to_owned(),
         "type filter hook prerouting priority dstnat - 1; policy accept;".into(),
         format!(
             "iifname != {{ \"lo\", \"{name}\" }} fib daddr type local meta mark set {ARRIVED:#x}"
         ),
-        "}".into(),
-    ]
+    ];
+    if wanted.only_of_some() {
+        lines.push(marking(&format!("iifname \"{name}\" "), RETURNED));
+    }
+    lines.push("}".into());
+    lines
 }
 
 fn postrouting(wanted: &Wanted, priority: &str) -> Vec<String> {
@@ -511,6 +611,7 @@ fn postrouting(wanted: &Wanted, priority: &str) -> Vec<String> {
     }
     let reached = wanted.behind.iter().chain(&wanted.past_addresses);
     lines.extend(targets(reached).map(|to| format!("{to} accept")));
+    lines.extend(by_interfaces(wanted));
     lines.extend(
         wanted
             .past_users
@@ -542,12 +643,24 @@ fn dropped(wanted: &Wanted) -> Vec<String> {
         [] => vec![String::new()],
         some => targets(some).map(|to| format!("{to} ")).collect(),
     };
+    let by = only_interfaces(wanted);
+    let marked = if wanted.only_cgroups.is_empty() {
+        String::new()
+    } else {
+        format!("meta mark {TAKEN:#x} ")
+    };
     let pairs = users
         .iter()
         .flat_map(|users| addresses.iter().map(move |to| (users, to)));
     pairs
-        .map(|(users, to)| format!("{users}{to}counter name blocked drop"))
+        .map(|(users, to)| format!("{by}{marked}{users}{to}counter name blocked drop"))
         .collect()
+}
+
+/// What leaves by excluded interfaces.
+fn by_interfaces(wanted: &Wanted) -> impl Iterator<Item = String> {
+    let names = wanted.past_interfaces.iter();
+    names.map(|it| format!("oifname \"{}\" accept", it.name()))
 }
 
 /// Containers and virtual machines go through the interface, or not at all. They are nobody's programs here.
@@ -564,7 +677,8 @@ fn forward(wanted: &Wanted, priority: &str) -> Vec<String> {
     }
     let reached = wanted.behind.iter().chain(&wanted.past_addresses);
     lines.extend(targets(reached).map(|to| format!("{to} accept")));
-    if wanted.only_users.is_empty() {
+    lines.extend(by_interfaces(wanted));
+    if wanted.only_users.is_empty() && wanted.only_cgroups.is_empty() {
         lines.extend(dropped(wanted));
     }
     lines.push("}".into());
@@ -682,6 +796,26 @@ mod firewall_tests {
                 .iter()
                 .any(|line| line.ends_with("drop"))
         );
+    }
+
+    #[test]
+    fn only_what_would_leave_by_an_interface_is_marked_and_dropped() {
+        let mut wanted = Wanted::from_config(&Config::default(), true);
+        wanted.only_interfaces = vec!["wlan0".parse().expect("a name")];
+        wanted.past_interfaces = vec!["wg0".parse().expect("a name")];
+        wanted.behind = vec!["10.7.0.0/24".parse().expect("a network")];
+        let facts = Facts::default();
+        let (text, marked) = (table(&wanted, &facts), marks(&wanted, &facts));
+        for hook in ["postrouting", "forward"] {
+            let lines = chain(&text, hook);
+            let last = "oifname { \"wlan0\" } counter name blocked drop";
+            assert_eq!(lines.last(), Some(&last));
+            assert!(lines.contains(&"oifname \"wg0\" accept"));
+        }
+        let line = "oifname { \"wlan0\" } meta mark set 0x686f6e";
+        assert_eq!(chain(&marked, "included").last(), Some(&line));
+        let guests = "iifname != \"hoplite0\" ip saddr 10.7.0.0/24 meta mark set 0x686f6e";
+        assert_eq!(chain(&marked, "guests"), [guests]);
     }
 
     #[test]

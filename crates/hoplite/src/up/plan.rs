@@ -3,7 +3,11 @@
 //!
 //! The order is what makes it tight. What blocks comes first and goes last; at no time between does a packet find another way out.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::HashMap,
+    mem::discriminant,
+    net::{IpAddr, SocketAddr},
+};
 
 use hoplite_wire::HostName;
 use ipnet::IpNet;
@@ -12,7 +16,7 @@ use super::nftables::{self, local_network};
 use crate::{
     config::client::{
         Config,
-        takeover::{Cgroup, Dns, Domains, Users},
+        takeover::{Cgroup, Dns, Domains, Interface, Users},
     },
     say::Complaint,
 };
@@ -54,10 +58,16 @@ pub(crate) struct Wanted {
     pub(crate) past_users: Vec<Users>,
     /// Control groups whose programs go directly.
     pub(crate) past_cgroups: Vec<Cgroup>,
+    /// Interfaces by which things go directly.
+    pub(crate) past_interfaces: Vec<Interface>,
     /// The only targets that are taken, if not empty.
     pub(crate) only_addresses: Vec<IpNet>,
     /// The only users whose programs are taken, if not empty.
     pub(crate) only_users: Vec<Users>,
+    /// The only control groups whose programs are taken, if not empty.
+    pub(crate) only_cgroups: Vec<Cgroup>,
+    /// The only interfaces by which what would leave is taken, if not empty.
+    pub(crate) only_interfaces: Vec<Interface>,
     /// The only names that are taken, if not empty: what stands for them is among the targets.
     pub(crate) only_domains: Vec<HostName>,
 }
@@ -81,6 +91,10 @@ pub(crate) struct Facts {
     pub(crate) blocked: bool,
     /// Whether the system already asks us for names: an earlier one left that, perhaps before a reboot.
     pub(crate) asks_us: bool,
+    /// Which of the control groups that matter exist, with the kernel's number: one that is made anew is another.
+    pub(crate) groups: HashMap<Cgroup, u64>,
+    /// The networks that routes lead to by interfaces that are excluded.
+    pub(crate) networks: Vec<IpNet>,
 }
 
 /// Whether there is an `nft` that works.
@@ -135,8 +149,10 @@ pub(crate) enum Family {
 pub(crate) enum Step {
     /// The table of nftables with this text: what has neither our mark nor our interface is dropped. And its copy, for a process that stays.
     Firewall(String, String),
-    /// The table of nftables with this text: packets of excluded control groups get our mark.
-    Groups(String),
+    /// These control groups exist: what is taken of theirs is told apart from when they begin.
+    Groups(Vec<Cgroup>),
+    /// The table of nftables by this text, or none: packets of control groups, and those that would leave by some interface, get marks.
+    Marks(String),
     /// Routes in our table that say "unreachable" when no better one is there.
     Unreachable(Vec<Family>),
     /// Exactly these routing rules.
@@ -166,6 +182,8 @@ pub(crate) struct Rule {
     pub(crate) to: Option<IpNet>,
     /// Whose it is.
     pub(crate) users: Option<Users>,
+    /// The interface that its socket is bound to.
+    pub(crate) bound: Option<Interface>,
     /// It is DHCP's.
     pub(crate) dhcp: bool,
     /// Routes of the table to prefixes of this length or shorter do not count.
@@ -235,10 +253,28 @@ impl Wanted {
             past_addresses: exclude.addresses.clone(),
             past_users: exclude.users.clone(),
             past_cgroups: exclude.cgroups.clone(),
+            past_interfaces: exclude.interfaces.clone(),
             only_addresses,
             only_users: include.users.clone(),
+            only_cgroups: include.cgroups.clone(),
+            only_interfaces: include.interfaces.clone(),
             only_domains,
         }
+    }
+
+    /// Whether marks tell what is taken: without them nothing is.
+    pub(crate) fn only_marked(&self) -> bool {
+        !self.only_cgroups.is_empty() || !self.only_interfaces.is_empty()
+    }
+
+    /// Whether what is taken depends on whose it is, or by which interface it would leave, and not on its target alone.
+    pub(super) fn only_of_some(&self) -> bool {
+        !self.only_users.is_empty() || self.only_marked()
+    }
+
+    /// The control groups that matter.
+    pub(crate) fn cgroups(&self) -> impl Iterator<Item = &Cgroup> {
+        self.past_cgroups.iter().chain(&self.only_cgroups)
     }
 }
 
@@ -267,7 +303,11 @@ impl Step {
     pub(crate) fn blocks(&self) -> bool {
         matches!(
             self,
-            Self::Firewall(..) | Self::Groups(_) | Self::Unreachable(_) | Self::Rules(_)
+            Self::Firewall(..)
+                | Self::Groups(_)
+                | Self::Marks(_)
+                | Self::Unreachable(_)
+                | Self::Rules(_)
         )
     }
 
@@ -275,7 +315,8 @@ impl Step {
     pub(crate) fn doing(&self) -> &'static str {
         match self {
             Self::Firewall(..) => "blocking by nftables",
-            Self::Groups(_) => "letting control groups pass by nftables",
+            Self::Groups(_) => "making control groups",
+            Self::Marks(_) => "telling control groups and interfaces apart by nftables",
             Self::Unreachable(_) => "setting the routes that block",
             Self::Rules(_) => "setting the routing rules",
             Self::ReversePath => "setting net.ipv4.conf.all.src_valid_mark",
@@ -340,18 +381,26 @@ pub(crate) fn plan(wanted: &Wanted, facts: &Facts) -> Plan {
 pub(crate) fn block(wanted: &Wanted, facts: &Facts) -> Plan {
     let mut plan = Plan::default();
     let seen = facts.ipv6.seen();
-    if wanted.block && facts.nft == Nft::Works {
-        let (table, held) = (nftables::table(wanted, facts), nftables::held(wanted));
-        plan.steps.push(Step::Firewall(table, held));
-        if !wanted.past_cgroups.is_empty() {
-            plan.steps
-                .push(Step::Groups(nftables::excluded_groups(wanted)));
+    if !wanted.only_cgroups.is_empty() {
+        plan.steps.push(Step::Groups(wanted.only_cgroups.clone()));
+    }
+    if facts.nft == Nft::Works {
+        if wanted.block {
+            let (table, held) = (
+                nftables::table(wanted, facts),
+                nftables::held(wanted, facts),
+            );
+            plan.steps.push(Step::Firewall(table, held));
         }
+        // Also where nothing is marked: what an earlier one excluded is not any more.
+        plan.steps.push(Step::Marks(nftables::marks(wanted, facts)));
     }
     if wanted.block {
         plan.steps.push(Step::Unreachable(seen.clone()));
     }
-    let rules = seen.into_iter().flat_map(|family| rules(wanted, family));
+    let rules = seen
+        .into_iter()
+        .flat_map(|family| rules(wanted, facts, family));
     plan.steps.push(Step::Rules(rules.collect()));
     if facts.reverse_path {
         plan.steps.push(Step::ReversePath);
@@ -372,13 +421,17 @@ pub(crate) fn block(wanted: &Wanted, facts: &Facts) -> Plan {
 /// IPv6 that is taken ends there, even if it finds no route of ours: a program that binds to another interface does not. IPv4 has no such
 /// rule. It would not stop that program, which the kernel then takes at its word, and nobody could set a default route any more: its gateway
 /// is looked for by these rules, and found in the main table because our routes are not of a link's scope.
-fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
+///
+/// An excluded interface has what is bound to it, and what its routes lead to: those of all tables, but none to everything, so that a default
+/// route by it excludes nothing but what is bound. What is taken by its mark was routed without it first, and had a way then.
+fn rules(wanted: &Wanted, facts: &Facts, family: Family) -> Vec<Rule> {
     let acting = |offset, action| Rule {
         family,
         priority: PRIORITY + offset,
         mark: None,
         to: None,
         users: None,
+        bound: None,
         dhcp: false,
         suppress: None,
         action,
@@ -403,6 +456,12 @@ fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
             ..rule(3, MAIN)
         },
     ];
+    if wanted.only_of_some() && facts.reverse_path {
+        rules.push(Rule {
+            mark: Some(RETURNED),
+            ..rule(2, TABLE)
+        });
+    }
     let pools = wanted.pools.iter().filter(|to| family.has(to));
     rules.extend(pools.map(|to| Rule {
         to: Some(*to),
@@ -412,8 +471,12 @@ fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
         users: Some(*users),
         ..acting(5, behind)
     }));
-    let past = wanted.past_addresses.iter().filter(|to| family.has(to));
-    rules.extend(past.map(|to| Rule {
+    rules.extend(wanted.past_interfaces.iter().map(|interface| Rule {
+        bound: Some(interface.clone()),
+        ..acting(5, behind)
+    }));
+    let past = wanted.past_addresses.iter().chain(&facts.networks);
+    rules.extend(past.filter(|to| family.has(to)).map(|to| Rule {
         to: Some(*to),
         ..acting(6, behind)
     }));
@@ -424,7 +487,9 @@ fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
         suppress: u32::from(to.prefix_len()).checked_sub(1),
         ..rule(7, MAIN)
     }));
+    let mark = wanted.only_marked().then_some(TAKEN);
     rules.extend(taken(wanted, family).map(|(users, to)| Rule {
+        mark,
         users,
         to,
         ..rule(8, TABLE)
@@ -432,6 +497,7 @@ fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
     let ends = wanted.block && family == Family::V6;
     let ended = taken(wanted, family).filter(|_| ends);
     rules.extend(ended.map(|(users, to)| Rule {
+        mark,
         users,
         to,
         ..acting(9, Action::Unreachable)
@@ -462,10 +528,15 @@ fn taken(wanted: &Wanted, family: Family) -> impl Iterator<Item = (Option<Users>
 }
 
 /// Why it must not be done: without nftables what binds to an interface goes round routes. That is for the user to accept, in so many words.
+/// And what marks alone tell apart would all go past.
 pub(crate) fn refusal(wanted: &Wanted, facts: &Facts) -> Option<Complaint> {
     let (why, remedy) = match &facts.nft {
-        _ if !wanted.block || wanted.no_firewall => return None,
         Nft::Works => return None,
+        _ if wanted.only_marked() => (
+            "takeover.include names control groups or interfaces, which nothing else tells apart",
+            "install nft, see that `nft list ruleset` works, or leave them out",
+        ),
+        _ if !wanted.block || wanted.no_firewall => return None,
         Nft::Missing => (
             "there is no nftables, and a program that binds to an interface goes round routes",
             "install nft, or let routes alone block with --no-firewall",
@@ -486,7 +557,7 @@ fn warnings(wanted: &Wanted, facts: &Facts) -> Vec<String> {
         );
     }
     let has_firewall = wanted.block && facts.nft == Nft::Works;
-    if !wanted.past_cgroups.is_empty() && !has_firewall {
+    if !wanted.past_cgroups.is_empty() && facts.nft != Nft::Works {
         warnings.push("control groups are told apart by nftables only: none is excluded".into());
     }
     for (family, setting) in [
@@ -511,7 +582,7 @@ fn warnings(wanted: &Wanted, facts: &Facts) -> Vec<String> {
 
 fn names(plan: &mut Plan, wanted: &Wanted, facts: &Facts) {
     // Whoever is not taken must not be told addresses that only we understand.
-    let by_others = !wanted.only_users.is_empty() || !wanted.only_addresses.is_empty();
+    let by_others = wanted.only_of_some() || !wanted.only_addresses.is_empty();
     let is_partial = by_others && wanted.only_domains.is_empty();
     let way = match facts.resolving {
         _ if is_partial => return answer(plan, facts),
@@ -542,7 +613,8 @@ pub(crate) fn remains() -> Vec<Step> {
     let both = vec![Family::V4, Family::V6];
     vec![
         Step::Firewall(String::new(), String::new()),
-        Step::Groups(String::new()),
+        Step::Groups(Vec::new()),
+        Step::Marks(String::new()),
         Step::Unreachable(both),
         Step::Rules(Vec::new()),
         Step::ReversePath,
@@ -628,6 +700,29 @@ impl<M: Machine> Taken<M> {
         self.take_again(Step::blocks).await
     }
 
+    /// Takes those of the steps that block anew which `plan` has otherwise; says what failed, and is as it was.
+    pub(crate) async fn follow(&mut self, plan: &Plan) -> Vec<Complaint> {
+        let mut complaints = Vec::new();
+        for step in plan.steps.iter().filter(|step| step.blocks()) {
+            let same = |done: &&mut Step| discriminant(*done) == discriminant(step);
+            if let Some(done) = self.done.iter_mut().find(same)
+                && done != step
+            {
+                match self.machine.apply(step).await {
+                    Ok(()) => done.clone_from(step),
+                    Err(complaint) => complaints.push(complaint),
+                }
+            }
+        }
+        complaints
+    }
+
+    /// Makes control groups again that somebody removed; says what failed.
+    pub(crate) async fn groups_again(&mut self) -> Vec<Complaint> {
+        self.take_again(|step| matches!(step, Step::Groups(_)))
+            .await
+    }
+
     /// Undoes what was taken, the last first; says what could not be undone.
     pub(crate) async fn give_back(&mut self, leave: Leave) -> Vec<Complaint> {
         let mut complaints = Vec::new();
@@ -699,6 +794,12 @@ pub(crate) const MARK: u32 = 0x68_6f6c;
 /// The mark of packets that come in for this machine, where the kernel checks the way back. Answers that inherit it are nobody's of ours.
 pub(crate) const ARRIVED: u32 = 0x68_6f6d;
 
+/// The mark of packets that alone are taken: of some control groups, or what would leave by some interfaces.
+pub(crate) const TAKEN: u32 = 0x68_6f6e;
+
+/// The mark of packets that come out of our interface, where the kernel checks the way back and only somebody's packets go into it.
+pub(crate) const RETURNED: u32 = 0x68_6f6f;
+
 /// Our routing table.
 pub(crate) const TABLE: u32 = 0x686f;
 
@@ -729,5 +830,5 @@ pub(crate) const HELD: &str = "hoplite-held";
 /// The copy that lives with the process that only blocks.
 pub(crate) const KEPT: &str = "hoplite-kept";
 
-/// The table that marks the packets of excluded control groups.
-pub(crate) const GROUPS: &str = "hoplite-groups";
+/// The table that marks the packets of control groups, and those that would leave by some interface.
+pub(crate) const MARKS: &str = "hoplite-marks";

@@ -17,12 +17,13 @@ use tracing::{info, warn};
 
 use super::{
     apart::{self, FromWorker, ToWorker, WorkerProcess},
+    cgroups,
     control::{Asked, Command, Control, Process, Report, State, Status, plain},
     driver::{Found, System},
     nftables::{self, Standing},
     plan::{self, Facts, Leave, Plan, Taken, Wanted, Way},
     stocks,
-    watch::{Files, Kernel},
+    watch::{self, Files, Kernel},
 };
 use crate::{
     config::client::Client,
@@ -81,6 +82,9 @@ struct Session<'a> {
     /// Only where there is a firewall.
     firewall: Option<nftables::Watch>,
     files: Option<Files>,
+    /// Control groups that the file names, if any; and when to look at them again if nothing happens to them.
+    groups: Option<Files>,
+    retry: Option<Instant>,
     /// Who waits for the worker to say how it is doing, and until when.
     asking: Vec<oneshot::Sender<serde_json::Value>>,
     patience: Instant,
@@ -115,8 +119,9 @@ impl<'a> Session<'a> {
         let wanted = &orders.wanted;
         let system = System::new(&orders.run_dir, &wanted.name, &wanted.addresses)?.staying();
         // Before the first look: what changes from now on is noticed.
-        let mut kernel = watch(&wanted.name)?;
-        let facts = system.facts(&wanted.resolvers).await;
+        let mut kernel = watch_kernel(&wanted.name)?;
+        let groups = watch_groups(wanted);
+        let facts = system.facts(wanted).await;
         if let Some(refusal) = plan::refusal(wanted, &facts) {
             return Err(refusal.into());
         }
@@ -141,6 +146,8 @@ impl<'a> Session<'a> {
             signals,
             kernel,
             files,
+            groups,
+            retry: None,
             firewall,
             asking: Vec::new(),
             patience: Instant::now(),
@@ -172,13 +179,24 @@ impl<'a> Session<'a> {
                     if meddled.moved {
                         self.tell(&ToWorker::Look);
                     }
+                    if meddled.moved {
+                        self.look_at_networks().await;
+                    }
                     if meddled.ours { self.look().await } else { Found::All }
+                }
+                () = watch::changed(&mut self.groups) => {
+                    self.look_at_groups().await;
+                    Found::All
+                }
+                () = at(self.retry) => {
+                    self.look_at_groups().await;
+                    Found::All
                 }
                 () = nftables::touched(&mut self.firewall) => {
                     self.look_at_firewall().await;
                     Found::All
                 }
-                () = changed(&mut self.files) => {
+                () = watch::changed(&mut self.files) => {
                     self.take_names_again().await;
                     Found::All
                 }
@@ -311,6 +329,36 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Routes may lead elsewhere by excluded interfaces.
+    async fn look_at_networks(&mut self) {
+        let wanted = &self.orders.wanted;
+        let networks = self.taken.machine().networks(&wanted.past_interfaces);
+        let networks = networks.await;
+        if networks != self.facts.networks {
+            self.facts.networks = networks;
+            self.plan_again().await;
+        }
+    }
+
+    /// A control group may have come, gone, or have been made anew.
+    async fn look_at_groups(&mut self) {
+        let complaints = self.taken.groups_again().await;
+        complaints.iter().for_each(|complaint| warn!("{complaint}"));
+        self.facts.groups = cgroups::numbers(self.orders.wanted.cgroups());
+        self.plan_again().await;
+        if !complaints.is_empty() {
+            self.retry = Some(Instant::now() + MAX_RETRY_PAUSE);
+        }
+    }
+
+    /// Makes what blocks as the machine has it now.
+    async fn plan_again(&mut self) {
+        self.plan = plan::plan(&self.orders.wanted, &self.facts);
+        let complaints = self.taken.follow(&self.plan).await;
+        complaints.iter().for_each(|complaint| warn!("{complaint}"));
+        self.retry = (!complaints.is_empty()).then(|| Instant::now() + MAX_RETRY_PAUSE);
+    }
+
     /// Makes the interface again, as often as it takes: whatever fails, it stays blocked until somebody ends it.
     async fn remake(&mut self) -> Result<(), End> {
         let mut pause = INITIAL_RETRY_PAUSE;
@@ -350,7 +398,10 @@ impl<'a> Session<'a> {
         let machine = self.taken.machine();
         let servers = machine.servers(&self.facts, &self.orders.wanted.resolvers);
         self.tell(&ToWorker::Servers(servers.clone()));
-        self.facts.servers = servers;
+        if servers != self.facts.servers {
+            self.facts.servers = servers;
+            self.plan_again().await;
+        }
         let machine = self.taken.machine();
         let is_lost = match self.plan.way() {
             Some(Way::Replace | Way::Overwrite) => !machine.has_names(),
@@ -471,7 +522,7 @@ impl<'a> Session<'a> {
     }
 }
 
-fn watch(name: &str) -> Result<Kernel, Complaint> {
+fn watch_kernel(name: &str) -> Result<Kernel, Complaint> {
     Kernel::watch(name).map_err(|error| {
         let remedy = "the kernel must have netlink, and the sandbox AF_NETLINK";
         Complaint::new("watching the interface", error, remedy)
@@ -492,9 +543,16 @@ fn watch_firewall(plan: &Plan) -> Result<Option<nftables::Watch>, Complaint> {
     })
 }
 
-async fn changed(files: &mut Option<Files>) {
-    match files {
-        Some(files) => files.changed().await,
+/// Without inotify it is as it was found.
+fn watch_groups(wanted: &Wanted) -> Option<Files> {
+    let groups: Vec<_> = wanted.cgroups().map(cgroups::path).collect();
+    let watch = (!groups.is_empty()).then(|| Files::watch(groups));
+    watch?.ok()
+}
+
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
         None => pending().await,
     }
 }

@@ -325,6 +325,14 @@ impl Files {
     }
 }
 
+/// Resolves when one of them has changed: never, where there is nothing to watch.
+pub(super) async fn changed(files: &mut Option<Files>) {
+    match files {
+        Some(files) => files.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// What happens to a file in its directory.
 const WHAT: inotify::WatchFlags = inotify::WatchFlags::MOVED_TO
     .union(inotify::WatchFlags::MOVED_FROM)

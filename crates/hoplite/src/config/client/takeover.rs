@@ -65,9 +65,11 @@ pub(crate) struct Exclude {
     pub(crate) users: Vec<Users>,
     /// Programs in these control groups.
     pub(crate) cgroups: Vec<Cgroup>,
+    /// What is bound to these interfaces, and networks that routes lead to by them.
+    pub(crate) interfaces: Vec<Interface>,
 }
 
-/// What alone is taken. Addresses and users must agree, where both are given.
+/// What alone is taken. Of addresses, users, control groups and interfaces those that are given must agree.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Include {
@@ -77,6 +79,10 @@ pub(crate) struct Include {
     pub(crate) domains: Vec<Domain>,
     /// Programs of these users; everybody's if empty.
     pub(crate) users: Vec<Users>,
+    /// Programs in these control groups; all if empty.
+    pub(crate) cgroups: Vec<Cgroup>,
+    /// What would leave by these interfaces; by any if empty.
+    pub(crate) interfaces: Vec<Interface>,
 }
 
 /// Which names go by the relays: all, or some.
@@ -98,8 +104,12 @@ pub(crate) struct Users {
 }
 
 /// A control group (v2), by its path below the root of the hierarchy.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Cgroup(String);
+
+/// The name of a network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Interface(String);
 
 /// A name and all below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -163,6 +173,13 @@ impl Cgroup {
     }
 }
 
+impl Interface {
+    /// The name.
+    pub(crate) fn name(&self) -> &str {
+        &self.0
+    }
+}
+
 impl Domain {
     /// Its name.
     pub(crate) fn name(&self) -> &HostName {
@@ -216,6 +233,20 @@ impl FromStr for Cgroup {
     }
 }
 
+impl FromStr for Interface {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // It becomes part of a rule's text, where a star would stand for others.
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.@+".contains(c);
+        if (1..=15).contains(&text.len()) && text.chars().all(is_plain) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err("expected the name of an interface, such as \"wg0\"")
+        }
+    }
+}
+
 impl FromStr for Domain {
     type Err = &'static str;
 
@@ -258,7 +289,7 @@ macro_rules! parsed {
         }
     )*};
 }
-parsed!(Cgroup, Domain);
+parsed!(Cgroup, Domain, Interface);
 
 #[cfg(test)]
 mod tests {
@@ -291,6 +322,15 @@ mod tests {
         assert_eq!((group.path(), group.level()), ("user.slice/a@1.service", 2));
         for wrong in ["", "/", "a//b", "../a", "a\" accept #", "a b", "a\nb"] {
             assert!(wrong.parse::<Cgroup>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn an_interface_is_one_interface() {
+        let named = "wlan0.7".parse::<Interface>().expect("a name");
+        assert_eq!(named.name(), "wlan0.7");
+        for wrong in ["", "wg*", "a\" accept #", "a b", "sixteen-letters-"] {
+            assert!(wrong.parse::<Interface>().is_err(), "{wrong:?}");
         }
     }
 

@@ -284,8 +284,7 @@ impl Host {
 
     /// What the driver finds.
     async fn facts(&self) -> Facts {
-        let resolvers = self.wanted(true).resolvers;
-        let facts = self.system().facts(&resolvers).await;
+        let facts = self.system().facts(&self.wanted(true)).await;
         let found = (facts.nft.clone(), facts.resolving);
         assert_eq!(found, self.kind.facts());
         assert!(facts.reverse_path);

@@ -20,6 +20,9 @@ fn wanted(block: bool) -> Wanted {
         past_addresses: Vec::new(),
         past_users: Vec::new(),
         past_cgroups: Vec::new(),
+        past_interfaces: Vec::new(),
+        only_cgroups: Vec::new(),
+        only_interfaces: Vec::new(),
         only_addresses: Vec::new(),
         only_users: Vec::new(),
         only_domains: Vec::new(),
@@ -110,7 +113,7 @@ fn only_what_is_included_is_taken() {
     let rules = rules_of(&plan(&wanted, &facts(true)));
     let taken = rules
         .iter()
-        .filter(|rule| rule.action == Action::Table(TABLE));
+        .filter(|rule| rule.action == Action::Table(TABLE) && rule.mark.is_none());
     let taken =
         taken.filter(|rule| rule.to != wanted.pools.first().copied() && rule.family == Family::V4);
     let taken: Vec<_> = taken.map(|rule| (rule.users.is_some(), rule.to)).collect();
@@ -265,11 +268,86 @@ fn without_nftables_it_is_refused_unless_routes_alone_may_block() {
 #[test]
 fn the_table_that_drops_names_no_control_group() {
     let mut wanted = wanted(true);
-    wanted.past_cgroups = vec!["absent.slice".parse().expect("a group")];
-    let steps = block(&wanted, &facts(true)).steps;
+    wanted.past_cgroups = ["absent.slice", "there.slice"]
+        .map(|it| it.parse().expect("a group"))
+        .to_vec();
+    let mut facts = facts(true);
+    let there = wanted.past_cgroups.last().expect("two").clone();
+    facts.groups.insert(there, 7);
+    let steps = block(&wanted, &facts).steps;
     let Some(Step::Firewall(table, held)) = steps.first() else {
         panic!("{steps:?}");
     };
-    assert!(!table.contains("absent") && !held.contains("absent"));
-    assert!(matches!(steps.get(1), Some(Step::Groups(text)) if text.contains("absent.slice")));
+    assert!(!table.contains("slice") && !held.contains("slice"));
+    let Some(Step::Marks(text)) = steps.get(1) else {
+        panic!("{steps:?}");
+    };
+    assert!(!text.contains("absent.slice"), "nft would refuse all of it");
+    assert!(text.contains("\"there.slice\" meta mark set 0x686f6c comment \"7\""));
+}
+
+#[test]
+fn what_marks_alone_tell_apart_is_marked_in_the_table_that_nobody_can_flush_and_its_group_is_made()
+{
+    let mut wanted = wanted(true);
+    wanted.only_cgroups = vec!["vpn.slice".parse().expect("a group")];
+    let plan = plan(&wanted, &facts(true));
+    let [
+        Step::Groups(groups),
+        Step::Firewall(table, held),
+        Step::Marks(marks),
+        ..,
+    ] = plan.steps.as_slice()
+    else {
+        panic!("{:?}", plan.steps);
+    };
+    assert_eq!(groups, &wanted.only_cgroups);
+    let line = "socket cgroupv2 level 1 \"vpn.slice\" meta mark set 0x686f6e";
+    assert!(held.contains(line) && marks.contains(line) && !table.contains("vpn.slice"));
+    let rules = rules_of(&plan);
+    let taken = rules.iter().filter(|rule| {
+        rule.action == Action::Table(TABLE) && rule.to.is_none() && rule.family == Family::V4
+    });
+    let taken: Vec<_> = taken.map(|rule| rule.mark).collect();
+    assert_eq!(
+        taken,
+        [Some(RETURNED), Some(TAKEN)],
+        "the way back, and theirs"
+    );
+    assert_eq!(
+        plan.way(),
+        None,
+        "nobody else is told what only we understand"
+    );
+    for wanted in [
+        wanted.clone(),
+        Wanted {
+            block: false,
+            ..wanted
+        },
+    ] {
+        assert!(refusal(&wanted, &facts(true)).is_none());
+        let refused = refusal(&wanted, &facts(false)).expect("nothing would be taken");
+        assert!(refused.to_string().contains("takeover.include"));
+    }
+}
+
+#[test]
+fn an_excluded_interface_has_what_is_bound_to_it_and_the_networks_behind_it() {
+    let mut wanted = wanted(true);
+    let wg0: Interface = "wg0".parse().expect("a name");
+    wanted.past_interfaces = vec![wg0.clone()];
+    let facts = Facts {
+        networks: vec!["10.9.0.0/16".parse().expect("a network")],
+        ..facts(true)
+    };
+    let rules = rules_of(&plan(&wanted, &facts));
+    let past: Vec<_> = rules
+        .iter()
+        .filter(|rule| matches!(rule.action, Action::Goto(_)))
+        .map(|rule| (rule.family, rule.bound.clone(), rule.to))
+        .collect();
+    let bound = |family| (family, Some(wg0.clone()), None);
+    let behind = (Family::V4, None, facts.networks.first().copied());
+    assert_eq!(past, [bound(Family::V4), behind, bound(Family::V6)]);
 }
