@@ -71,7 +71,8 @@ impl Stock {
         let mut take = self.0.prepare_cached(
             "DELETE FROM token WHERE number = (SELECT min(number) FROM token WHERE challenge = ?1) RETURNING token",
         )?;
-        let bytes = take.query_row([challenge], |row| row.get(0).map(Zeroizing::new));
+        // To the statement's end: SQLite gives the row before it commits, and what it could not commit (a full disk) is still in the file.
+        let bytes = take.query_one([challenge], |row| row.get(0).map(Zeroizing::new));
         let bytes: Option<Zeroizing<Vec<u8>>> = bytes.optional()?;
         Ok(bytes.and_then(|bytes| PrivateToken::decode(&bytes).ok()))
     }
@@ -136,6 +137,20 @@ mod tests {
             _ => Authenticator::BlindRsa([0; 256]),
         };
         PrivateToken::new(input, authenticator)
+    }
+
+    #[test]
+    fn what_the_file_still_has_is_not_given_when_it_cannot_be_taken_out() {
+        let place = tempfile::tempdir().expect("a directory");
+        let mut stock = Stock::open(&place.path().join("stock.sqlite")).expect("opens");
+        stock.put(&[token(1, 1, 1)]).expect("put");
+        // As on a full disk, the row is given and the end of the statement fails.
+        let held = "PRAGMA foreign_keys = ON; CREATE TABLE held (number REFERENCES token DEFERRABLE INITIALLY DEFERRED); INSERT INTO held SELECT number FROM token";
+        stock.0.execute_batch(held).expect("held");
+        stock.take(&[1; 32]).expect_err("it is still there");
+        assert_eq!(stock.count(&[1; 32]).expect("a stock"), 1);
+        stock.0.execute_batch("DELETE FROM held").expect("let go");
+        assert_eq!(stock.take(&[1; 32]).expect("a stock"), Some(token(1, 1, 1)));
     }
 
     #[test]
