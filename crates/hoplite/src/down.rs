@@ -28,7 +28,7 @@ pub(crate) struct Options {
 
 /// Runs the command.
 pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
-    block::open(&options.place.run_dir);
+    let opened = block::open(&options.place.run_dir);
     let path = control::path(&options.place.run_dir, &options.name);
     let reply = control::ask(&path, Command::Down)
         .map_err(|error| Failure::file("asking the process that listens at", &path, &error))?;
@@ -41,6 +41,13 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
     }
     // What a process did not undo, or one that is dead.
     clear(options)?;
+    opened.map_err(|error| {
+        Failure::file(
+            "saying that it shall stay open in",
+            &options.place.run_dir,
+            &error,
+        )
+    })?;
     if json {
         say::json(&json!({"state": "down", "name": options.name}))
     } else {
@@ -77,12 +84,13 @@ fn clear(options: &Options) -> Result<(), Failure> {
     })
 }
 
-/// The process that has just answered may not have ended quite.
-fn lock(options: &Options) -> Result<Lock, Failure> {
+/// The process that has just answered may not have ended quite. None, where the disk has no room for it: then nobody has it.
+fn lock(options: &Options) -> Result<Option<Lock>, Failure> {
     let mut tries = 50;
     loop {
         match Lock::take(&options.place.run_dir, DEVICE_LOCK) {
-            Ok(lock) => return Ok(lock),
+            Ok(lock) => return Ok(Some(lock)),
+            Err(Refusal::Full(_)) => return Ok(None),
             Err(Refusal::Failed(complaint)) => return Err(complaint.into()),
             Err(Refusal::Held(pid)) if tries == 0 => {
                 let why =

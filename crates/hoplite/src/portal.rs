@@ -137,7 +137,7 @@ fn told(said: &[u8]) -> Result<(), Failure> {
 
 fn take_lock(place: &Place) -> Result<Lock, Failure> {
     Lock::take(&place.run_dir, LOCK).map_err(|refusal| match refusal {
-        Refusal::Failed(complaint) => complaint.into(),
+        Refusal::Full(complaint) | Refusal::Failed(complaint) => complaint.into(),
         Refusal::Held(pid) => Failure::new(
             "letting one program pass",
             format!("another one passes already (process {pid})"),

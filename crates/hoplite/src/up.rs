@@ -16,7 +16,7 @@ use std::{
         },
     },
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     time::Duration,
 };
 
@@ -189,13 +189,23 @@ fn start(options: &Options, json: bool) -> Result<(), Failure> {
     if options.foreground {
         return stay(options, |status| {
             process::notify_ready();
-            tell(status, json)
+            // It is up, whether anybody can read that or not.
+            tell(status, json).unwrap_or_else(|failure| say::remark(failure.to_string()));
+            Ok(())
         });
     }
     let name = &client.config.device.name;
     // Whether it is up already is told before a process is started for nothing, and its log taken from the one that runs.
     drop(take_lock(options)?);
-    let status = start_detached(&options.place.run_dir, name, "--detached")?;
+    let log = options.place.run_dir.join(format!("{name}.log"));
+    let child = command(&log, "--detached").and_then(|mut command| command.spawn());
+    let status = match child {
+        Ok(child) => heard_of(child, &log)?,
+        Err(error) => {
+            let failure = Failure::file("starting a process that logs to", &log, &error);
+            return Err(kept_blocked(options, failure));
+        }
+    };
     tell(&status, json)
 }
 
@@ -214,7 +224,9 @@ fn replace(options: &Options, name: &str) -> Result<(), Failure> {
     for _ in 0..REPLACE_RETRIES {
         match Lock::take(&options.place.run_dir, DEVICE_LOCK) {
             Err(Refusal::Held(_)) => std::thread::sleep(REPLACE_RETRY_PAUSE),
-            Err(Refusal::Failed(complaint)) => return Err(complaint.into()),
+            Err(Refusal::Full(complaint) | Refusal::Failed(complaint)) => {
+                return Err(complaint.into());
+            }
             Ok(_) => break,
         }
     }
@@ -242,9 +254,22 @@ fn rights() -> Result<(), Failure> {
 
 fn take_lock(options: &Options) -> Result<Lock, Failure> {
     Lock::take(&options.place.run_dir, DEVICE_LOCK).map_err(|refusal| match refusal {
-        Refusal::Failed(complaint) => complaint.into(),
+        Refusal::Full(complaint) | Refusal::Failed(complaint) => {
+            kept_blocked(options, complaint.into())
+        }
         Refusal::Held(pid) => refused(pid),
     })
+}
+
+/// It cannot even begin: what shall be left blocked however it ends, is blocked now.
+fn kept_blocked(options: &Options, failure: Failure) -> Failure {
+    if options.keep_block {
+        match session::on_one_thread(async { blocking(options).instead().await }) {
+            Ok(()) => return session::leaving(failure, true),
+            Err(worse) => say::remark(worse.to_string()),
+        }
+    }
+    failure
 }
 
 /// Another process has the lock.
@@ -291,11 +316,7 @@ async fn forget_portal(options: &Options) {
 
 /// Without a device.
 fn block(options: &Options, json: bool) -> Result<(), Failure> {
-    let block = block::Block {
-        config: options.config.clone(),
-        run_dir: options.place.run_dir.clone(),
-        no_firewall: options.no_firewall,
-    };
+    let block = blocking(options);
     session::on_one_thread(async {
         if options.foreground {
             block.stay(json).await
@@ -303,6 +324,14 @@ fn block(options: &Options, json: bool) -> Result<(), Failure> {
             block.once(json).await
         }
     })
+}
+
+fn blocking(options: &Options) -> block::Block {
+    block::Block {
+        config: options.config.clone(),
+        run_dir: options.place.run_dir.clone(),
+        no_firewall: options.no_firewall,
+    }
 }
 
 /// One line about what is up now.
@@ -341,6 +370,8 @@ pub(crate) struct Lock {
 pub(crate) enum Refusal {
     /// This process holds it; 0 if that is not known.
     Held(u32),
+    /// The disk has no room for it, so that nobody has it.
+    Full(Complaint),
     /// There is no place for it.
     Failed(Complaint),
 }
@@ -351,8 +382,15 @@ impl Lock {
         let path = run_dir.join(name);
         let failed = |error: io::Error| {
             let doing = format!("taking the lock {}", path.display());
-            let remedy = "run as root, or give a directory of yours with --run-dir";
-            Refusal::Failed(Complaint::new(doing, error, remedy))
+            match error.kind() {
+                io::ErrorKind::StorageFull => {
+                    Refusal::Full(Complaint::new(doing, error, "make room on the disk"))
+                }
+                _ => {
+                    let remedy = "run as root, or give a directory of yours with --run-dir";
+                    Refusal::Failed(Complaint::new(doing, error, remedy))
+                }
+            }
         };
         make(run_dir).map_err(failed)?;
         let mut options = OpenOptions::new();
@@ -367,10 +405,11 @@ impl Lock {
             tries -= 1;
             std::thread::sleep(LOCK_RETRY_PAUSE);
         }
+        // Who holds it is for messages: a disk that is full keeps nobody from it.
         file.rewind()
             .and_then(|()| file.set_len(0))
             .and_then(|()| write!(file, "{}", std::process::id()))
-            .map_err(failed)?;
+            .unwrap_or_default();
         Ok(Self { _file: file })
     }
 }
@@ -383,7 +422,7 @@ fn make(run_dir: &Path) -> io::Result<()> {
 /// Whether the process has no program any more: the kernel still closes what it had, an interface among that, and then the lock.
 fn is_ending(process: u32) -> bool {
     let program = fs::read_link(format!("/proc/{process}/exe"));
-    program.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    process != 0 && program.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 fn holder(file: &mut File) -> u32 {
@@ -408,12 +447,8 @@ enum Word {
     Failed(Vec<Complaint>),
 }
 
-/// Starts this command line again, with `flag`, and waits for its word.
-fn start_detached(run_dir: &Path, name: &str, flag: &str) -> Result<Status, Failure> {
-    let log = run_dir.join(format!("{name}.log"));
-    let mut child = command(&log, flag)
-        .and_then(|mut command| command.spawn())
-        .map_err(|error| Failure::file("starting a process that logs to", &log, &error))?;
+/// Waits for the word of a process that stays, and logs there.
+fn heard_of(mut child: Child, log: &Path) -> Result<Status, Failure> {
     let word = child.stdout.take().map(heard).unwrap_or_default();
     match word {
         Some(Word::Ready(status)) => Ok(*status),

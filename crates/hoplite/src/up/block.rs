@@ -9,6 +9,7 @@
 use std::{
     fs,
     future::pending,
+    io,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -51,6 +52,8 @@ struct Stood {
     status: Status,
     /// Why it is not all that it should be: exclusions that fail only block more.
     failed: Option<Complaint>,
+    /// What is in the copy of the table of nftables; empty without one.
+    copy: String,
 }
 
 impl Block {
@@ -62,6 +65,13 @@ impl Block {
         stood.failed.map_or(Ok(()), |failed| Err(failed.into()))
     }
 
+    /// Blocks in the place of what could not begin, and leaves.
+    pub(super) async fn instead(&self) -> Result<(), Failure> {
+        close(&self.run_dir);
+        let stood = self.stand().await?;
+        stood.failed.map_or(Ok(()), |failed| Err(failed.into()))
+    }
+
     /// Blocks, and sees that it stays so until a signal comes; then it is left as it is.
     pub(super) async fn stay(&self, json: bool) -> Result<(), Failure> {
         let mut signals = Signals::listen()?;
@@ -69,10 +79,12 @@ impl Block {
         let (wanted, _) = self.wanted();
         let mut watches = Watches::new(&self.run_dir, &wanted)?;
         let mut held = OwnedTable::new(KEPT);
-        let mut due = self.look_again(&wanted, &mut held, false).await;
+        // Also what stands is made anew: then it is known what its copy has.
+        let mut due = self.look_again(&wanted, &mut held, true).await;
         if !is_open(&self.run_dir) {
             let system = System::new(&self.run_dir, &wanted.name, &wanted.addresses)?;
-            tell(&seen(&system, &wanted.name).await, json)?;
+            let told = tell(&seen(&system, &wanted.name).await, json);
+            told.unwrap_or_else(|failure| say::remark(failure.to_string()));
         }
         process::notify_ready();
         loop {
@@ -106,7 +118,9 @@ impl Block {
         }
         if let Err(Refusal::Held(_)) = Lock::take(&self.run_dir, DEVICE_LOCK) {
             // Whoever is up sees to it, with a firewall of his own.
-            held.hold(&nftables.copy());
+            if let Some(copy) = nftables.copy() {
+                held.hold(&copy);
+            }
             return Some(BUSY);
         }
         let status = match System::new(&self.run_dir, &wanted.name, &wanted.addresses) {
@@ -116,7 +130,9 @@ impl Block {
         if differs || status.state != State::Blocked {
             return self.again(held).await;
         }
-        held.hold(&nftables.copy());
+        if let Some(copy) = nftables.copy() {
+            held.hold(&copy);
+        }
         // An nft that failed may work later.
         (status.firewall == Standing::Unknown && !self.no_firewall).then_some(BUSY)
     }
@@ -126,7 +142,7 @@ impl Block {
         match self.stand().await {
             Ok(stood) => {
                 // Only now that the new table stands may the old one's copy go.
-                held.hold(&Nftables::new(&self.run_dir).copy());
+                held.hold(&stood.copy);
                 stood.failed.map(|_| RETRY_PAUSE)
             }
             Err(failure) => {
@@ -142,7 +158,7 @@ impl Block {
             Ok(lock) => Some(lock),
             Err(Refusal::Held(pid)) => return Err(refused(pid)),
             // Nobody else can have it either.
-            Err(Refusal::Failed(complaint)) => {
+            Err(Refusal::Full(complaint) | Refusal::Failed(complaint)) => {
                 say::remark(complaint.to_string());
                 None
             }
@@ -156,12 +172,14 @@ impl Block {
         let facts = system.facts(&wanted).await;
         let plan = plan::block(&wanted, &facts);
         let refusal = plan::refusal(&wanted, &facts);
+        let mut copy = plan.copy();
         let (mut taken, mut failed) = Taken::take_all_it_can(system, &plan).await;
         let stands = seen(taken.machine(), &wanted.name).await.state == State::Blocked;
         // What the file lets pass may be what is not taken, and what marks alone tell apart would pass without them.
         let passes = wanted.only_marked() && (refusal.is_some() || !failed.is_empty());
         if (refusal.is_none() && !stands) || passes {
             let plan = plan::block(&self.nothing_passes(), &facts);
+            copy = plan.copy();
             let (again, more) = Taken::take_all_it_can(taken.leave(), &plan).await;
             taken = again;
             failed.extend(more);
@@ -184,7 +202,11 @@ impl Block {
             .next()
             .filter(|_| status.state != State::Blocked);
         let failed = refusal.or(failed);
-        Ok(Stood { status, failed })
+        Ok(Stood {
+            status,
+            failed,
+            copy,
+        })
     }
 
     /// What is blocked whatever the file says.
@@ -298,9 +320,12 @@ fn mark(run_dir: &Path) -> PathBuf {
 }
 
 /// From now on nobody who stays blocks again.
-pub(crate) fn open(run_dir: &Path) {
-    // Without the directory nobody stays who would look there.
-    fs::write(mark(run_dir), "").unwrap_or_default();
+pub(crate) fn open(run_dir: &Path) -> io::Result<()> {
+    match fs::write(mark(run_dir), "") {
+        // Without the directory nobody stays who would look there.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
 }
 
 /// From now on it is blocked again when somebody opens a part of it.

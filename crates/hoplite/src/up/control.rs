@@ -132,7 +132,7 @@ impl Socket {
         };
         let lock =
             Lock::take(run_dir, &format!("{name}.lock")).map_err(|refusal| match refusal {
-                Refusal::Failed(complaint) => complaint.into(),
+                Refusal::Full(complaint) | Refusal::Failed(complaint) => complaint.into(),
                 Refusal::Held(pid) => Failure::new(
                     doing,
                     format!("process {pid} has this run directory"),

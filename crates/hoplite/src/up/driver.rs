@@ -344,7 +344,13 @@ impl Machine for System {
         let done = self.undo_step(step).await;
         done.map_err(|error| {
             let doing = format!("undoing what {} did", step.doing());
-            Complaint::new(doing, error, "run 'hoplite down' again as root")
+            let remedy = match error.kind() {
+                io::ErrorKind::StorageFull => {
+                    "make room on the disk, and run 'hoplite down' again as root"
+                }
+                _ => "run 'hoplite down' again as root",
+            };
+            Complaint::new(doing, error, remedy)
         })
     }
 }
@@ -359,6 +365,7 @@ fn stay_silent(name: &str) {
 fn complaint(step: &Step, error: &io::Error) -> Complaint {
     let remedy = match (step, error.kind()) {
         (_, io::ErrorKind::PermissionDenied) => "run as root, or with CAP_NET_ADMIN",
+        (_, io::ErrorKind::StorageFull) => "make room on the disk",
         (Step::Names(..), _) => {
             "make it writable, or set `dns = \"off\"` in [takeover] and see to names yourself"
         }

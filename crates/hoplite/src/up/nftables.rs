@@ -60,7 +60,7 @@ pub(crate) enum Standing {
     Changed,
     /// There is none.
     Gone,
-    /// There is no nft, or we may not look.
+    /// There is no nft, we may not look, or nobody could write how it was loaded.
     #[default]
     Unknown,
 }
@@ -70,6 +70,8 @@ pub(crate) enum Standing {
 pub(crate) struct Nftables {
     loaded: PathBuf,
     copy: PathBuf,
+    /// What the kernel made of the one that this process loaded: no file can be missed, whatever the disk has room for.
+    known: Option<String>,
 }
 
 impl Nftables {
@@ -78,32 +80,35 @@ impl Nftables {
         Self {
             loaded: run_dir.join("firewall"),
             copy: run_dir.join("firewall-copy"),
+            known: None,
         }
     }
 
     /// Loads the table that stays; remembers what it looks like, and what is in its copy.
-    pub(crate) fn load(&self, text: &str, copy: &str) -> io::Result<()> {
-        // Before somebody is told that there is another table. If neither can be written, the table counts as changed, and nobody holds a copy.
-        fs::write(&self.copy, copy).unwrap_or_default();
+    pub(crate) fn load(&mut self, text: &str, copy: &str) -> io::Result<()> {
+        // Before somebody is told that there is another table.
+        remember(&self.copy, copy);
         driver::run_program("nft", &["-f", "-"], text)?;
         let listed = list(FIREWALL)?;
-        fs::write(&self.loaded, listed).unwrap_or_default();
+        remember(&self.loaded, &listed);
+        self.known = Some(listed);
         Ok(())
     }
 
-    /// What is in the copy of the table that was loaded last, be it by another process.
-    pub(crate) fn copy(&self) -> String {
-        fs::read_to_string(&self.copy).unwrap_or_default()
+    /// What is in the copy of the table that was loaded last, be it by another process; `None` if that could not be written.
+    pub(crate) fn copy(&self) -> Option<String> {
+        fs::read_to_string(&self.copy).ok()
     }
 
     /// Removes it. What is not there is gone already, and so where there is no nftables at all.
-    pub(crate) fn remove(&self) -> io::Result<()> {
+    pub(crate) fn remove(&mut self) -> io::Result<()> {
         self.forget();
         remove(FIREWALL)
     }
 
     /// From now on there is none that could be changed.
-    pub(crate) fn forget(&self) {
+    pub(crate) fn forget(&mut self) {
+        self.known = None;
         for path in [&self.loaded, &self.copy] {
             fs::remove_file(path).unwrap_or_default();
         }
@@ -114,10 +119,24 @@ impl Nftables {
         if driver::run_program("nft", &["list", "tables"], "").is_err() {
             return Standing::Unknown;
         }
-        match (list(FIREWALL), fs::read_to_string(&self.loaded)) {
+        let loaded = || fs::read_to_string(&self.loaded).ok();
+        match (list(FIREWALL), self.known.clone().or_else(loaded)) {
             (Err(_), _) => Standing::Gone,
-            (Ok(now), Ok(loaded)) if now == loaded => Standing::Stands,
-            (Ok(_), _) => Standing::Changed,
+            (Ok(_), None) => Standing::Unknown,
+            (Ok(now), Some(loaded)) if now == loaded => Standing::Stands,
+            (Ok(_), Some(_)) => Standing::Changed,
+        }
+    }
+}
+
+/// Written whole, or not at all: nothing is better than a part of it, or than what is not so any more.
+fn remember(path: &Path, text: &str) {
+    let new = path.with_extension("new");
+    let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
+    if let Err(error) = written {
+        tracing::warn!(%error, "cannot write {}: whether others change the firewall is not seen by all", path.display());
+        for path in [&new, path] {
+            fs::remove_file(path).unwrap_or_default();
         }
     }
 }

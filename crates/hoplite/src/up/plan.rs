@@ -287,6 +287,15 @@ impl Plan {
         })
     }
 
+    /// What is in the copy of the table that drops; empty without one.
+    pub(crate) fn copy(&self) -> String {
+        let copy = self.steps.iter().find_map(|step| match step {
+            Step::Firewall(_, copy) => Some(copy.clone()),
+            _ => None,
+        });
+        copy.unwrap_or_default()
+    }
+
     /// How names are taken over, in a word for messages: also `off`, or `answered` where questions to the networks' servers are.
     pub(crate) fn names(&self) -> &'static str {
         match self.way() {
@@ -559,6 +568,13 @@ fn warnings(wanted: &Wanted, facts: &Facts) -> Vec<String> {
     let has_firewall = wanted.block && facts.nft == Nft::Works;
     if !wanted.past_cgroups.is_empty() && facts.nft != Nft::Works {
         warnings.push("control groups are told apart by nftables only: none is excluded".into());
+    }
+    let missing = |group: &&Cgroup| !facts.groups.contains_key(*group);
+    for group in wanted.past_cgroups.iter().filter(missing) {
+        warnings.push(format!(
+            "takeover.exclude.cgroups: there is no control group {:?} yet: it is excluded as soon as it is made",
+            group.path()
+        ));
     }
     for (family, setting) in [
         (Family::V4, "net.ipv4.ip_forward"),

@@ -1,11 +1,12 @@
 //! /etc/resolv.conf: put aside, replaced, given back. `driver` does it, `facts` looks first. resolv.conf(5).
 //!
 //! Whatever stood there, a file or a link, stands there again afterwards. A crash at any time leaves the old one or ours, whole, and the old
-//! one beside it.
+//! one beside it, and so does a disk that is full.
 
 use std::{
     collections::BTreeSet,
-    fs, io,
+    fs,
+    io::{self, Write},
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
 };
@@ -105,14 +106,28 @@ impl ResolvConf {
     /// Puts ours in its place at one stroke; what stood there is kept, be it a link. With the `same_habits` only whom to ask is new.
     pub(super) fn replace(&self, servers: &[IpAddr], same_habits: bool) -> io::Result<()> {
         let text = self.text(servers, same_habits);
-        if !self.is_ours() && self.path.symlink_metadata().is_ok() {
-            let aside = beside(&self.path, "hoplite-kept");
-            duplicate(&self.path, &aside)?;
-            rename(&aside, &self.kept)?;
+        if fs::read_to_string(&self.path).is_ok_and(|now| now == text) {
+            return Ok(());
         }
+        let aside = beside(&self.path, "hoplite-kept");
         let new = beside(&self.path, "hoplite-new");
-        write_new(&new, &text)?;
-        rename(&new, &self.path)
+        let keep = || {
+            duplicate(&self.path, &aside)?;
+            rename(&aside, &self.kept)
+        };
+        let put = || {
+            if !self.is_ours() && self.path.symlink_metadata().is_ok() {
+                keep()?;
+            }
+            write_new(&new, &text)?;
+            rename(&new, &self.path)
+        };
+        let done = put();
+        // What could not be written whole; and what was one file with the one kept before is still there (rename(2)).
+        for left in [&aside, &new] {
+            fs::remove_file(left).unwrap_or_default();
+        }
+        done
     }
 
     /// Writes ours into it.
@@ -124,7 +139,7 @@ impl ResolvConf {
             fs::write(&new, old)?;
             fs::rename(&new, &self.overwritten)?;
         }
-        fs::write(&self.path, text)
+        write_in_place(&self.path, text.as_bytes())
     }
 
     /// Where all names are ours there is no search list, not even the one that the system's own name would give: a name means the same in every
@@ -155,7 +170,7 @@ impl ResolvConf {
             }
         } else if self.overwritten.exists() {
             if is_ours {
-                fs::write(&self.path, fs::read(&self.overwritten)?)?;
+                write_in_place(&self.path, &fs::read(&self.overwritten)?)?;
             }
             fs::remove_file(&self.overwritten)?;
         } else if is_ours {
@@ -177,9 +192,12 @@ fn is_marked(path: &Path) -> bool {
     fs::read_to_string(path).is_ok_and(|text| text.starts_with(MARKER))
 }
 
-/// The same file or link under another name, for the same owner and mode as far as we may.
+/// The same file or link under another name: itself, which takes no room, or where that cannot be one for the same owner and mode as far as we may.
 fn duplicate(path: &Path, new: &Path) -> io::Result<()> {
     remove_if_there(new)?;
+    if fs::hard_link(path, new).is_ok() {
+        return Ok(());
+    }
     match fs::read_link(path) {
         Ok(target) => std::os::unix::fs::symlink(target, new),
         Err(_) => {
@@ -196,8 +214,26 @@ fn rename(from: &Path, to: &Path) -> io::Result<()> {
     fs::File::open(directory)?.sync_all()
 }
 
+/// Writes over what is there, which is not touched before there is room for all of it.
+fn write_in_place(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = fs::OpenOptions::new().write(true).open(path)?;
+    let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+    let before = file.metadata()?.len();
+    match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, length.max(1)) {
+        // Some have no such thing.
+        Err(rustix::io::Errno::OPNOTSUPP) | Ok(()) => {}
+        Err(error) => {
+            file.set_len(before)?;
+            return Err(error.into());
+        }
+    }
+    file.write_all(bytes)?;
+    file.set_len(length)?;
+    file.sync_all()
+}
+
 fn write_new(path: &Path, text: &str) -> io::Result<()> {
-    use std::{io::Write, os::unix::fs::OpenOptionsExt};
+    use std::os::unix::fs::OpenOptionsExt;
     remove_if_there(path)?;
     let mut options = fs::OpenOptions::new();
     let mut file = options

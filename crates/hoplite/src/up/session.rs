@@ -82,8 +82,9 @@ struct Session<'a> {
     /// Only where there is a firewall.
     firewall: Option<nftables::Watch>,
     files: Option<Files>,
-    /// Control groups that the file names, if any; and when to look at them again if nothing happens to them.
+    /// Control groups that the file names, if any.
     groups: Option<Files>,
+    /// When what failed of groups, the block and names is tried again.
     retry: Option<Instant>,
     /// Who waits for the worker to say how it is doing, and until when.
     asking: Vec<oneshot::Sender<serde_json::Value>>,
@@ -189,7 +190,9 @@ impl<'a> Session<'a> {
                     Found::All
                 }
                 () = at(self.retry) => {
+                    self.retry = None;
                     self.look_at_groups().await;
+                    self.take_names_again().await;
                     Found::All
                 }
                 () = nftables::touched(&mut self.firewall) => {
@@ -343,20 +346,24 @@ impl<'a> Session<'a> {
     /// A control group may have come, gone, or have been made anew.
     async fn look_at_groups(&mut self) {
         let complaints = self.taken.groups_again().await;
-        complaints.iter().for_each(|complaint| warn!("{complaint}"));
         self.facts.groups = cgroups::numbers(self.orders.wanted.cgroups());
         self.plan_again().await;
-        if !complaints.is_empty() {
-            self.retry = Some(Instant::now() + MAX_RETRY_PAUSE);
-        }
+        self.retry_after(complaints);
     }
 
     /// Makes what blocks as the machine has it now.
     async fn plan_again(&mut self) {
         self.plan = plan::plan(&self.orders.wanted, &self.facts);
         let complaints = self.taken.follow(&self.plan).await;
-        complaints.iter().for_each(|complaint| warn!("{complaint}"));
-        self.retry = (!complaints.is_empty()).then(|| Instant::now() + MAX_RETRY_PAUSE);
+        self.retry_after(complaints);
+    }
+
+    /// What failed is said, and tried again later if nothing happens to it before.
+    fn retry_after(&mut self, complaints: impl IntoIterator<Item = Complaint>) {
+        for complaint in complaints {
+            warn!("{complaint}");
+            self.retry = Some(Instant::now() + MAX_RETRY_PAUSE);
+        }
     }
 
     /// Makes the interface again, as often as it takes: whatever fails, it stays blocked until somebody ends it.
@@ -408,8 +415,9 @@ impl<'a> Session<'a> {
             Some(Way::Resolved) => machine.has_unclaimed(),
             None => false,
         };
-        if is_lost && let Err(complaint) = self.taken.renew_names().await {
-            warn!("{complaint}");
+        if is_lost {
+            let failed = self.taken.renew_names().await.err();
+            self.retry_after(failed);
         }
     }
 
@@ -639,7 +647,7 @@ async fn unprepared(orders: &Orders, system: System, facts: &Facts, failure: Fai
 }
 
 /// Who asked for something closed does not find it open without a word.
-fn leaving(failure: Failure, blocked: bool) -> Failure {
+pub(super) fn leaving(failure: Failure, blocked: bool) -> Failure {
     let what = if blocked {
         "; everything stays blocked until 'hoplite up' or 'hoplite down'"
     } else {

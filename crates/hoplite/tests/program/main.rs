@@ -9,6 +9,7 @@ mod demo;
 mod device;
 mod device_onion_services;
 mod directory;
+mod full_disk;
 mod hostile;
 mod introduce;
 mod issuer_keys;
