@@ -499,21 +499,24 @@ def gateway(session):
     name, device, target, checks = "gateway", session.device, session.target, session.checks
     relay, guest = session.lab.relays[0], f"{device.ns}-guest"
     inside = ("ip", "netns", "exec", guest)
-    device.sh("sysctl -qw net.ipv4.ip_forward=1")
+    device.sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1")
     subprocess.run(["ip", "netns", "add", guest], check=True)
     try:
         for command in ("link add lan0 netns {device} type veth peer name eth0 netns {guest}", "-n {device} addr add 192.168.7.1/24 dev lan0", "-n {device} link set lan0 up",
-                        "-n {guest} addr add 192.168.7.2/24 dev eth0", "-n {guest} link set eth0 up", "-n {guest} route add default via 192.168.7.1"):
+                        "-n {guest} addr add 192.168.7.2/24 dev eth0", "-n {guest} link set eth0 up", "-n {guest} route add default via 192.168.7.1",
+                        "-n {device} addr add fd07::1/64 dev lan0 nodad", "-n {guest} addr add fd07::2/64 dev eth0 nodad", "-n {guest} -6 route add default via fd07::1"):
             subprocess.run(["ip", *command.format(device=device.ns, guest=guest).split()], check=True)
 
         def curl(url, timeout=5):
             return subprocess.run([*inside, "curl", "-sS", "--max-time", str(timeout), url], capture_output=True).stdout
 
-        if not session.ups(name, 1, '\n[takeover]\ngateway = ["192.168.7.0/24"]\n'):
+        if not session.ups(name, 1, '\n[takeover]\ngateway = ["192.168.7.0/24", "fd07::/64"]\n'):
             return
         session.watch.since()
         got = curl(f"http://{target.v4}/peer").decode()
         checks.check(f"{name}: a machine behind is seen as the relay", got == relay.v4, got)
+        got = curl(f"http://[{target.v6}]/peer").decode()
+        checks.check(f"{name}: a machine behind is seen as the relay, IPv6", got == relay.v6, got)
         found = subprocess.run([*inside, "dig", "+short", "+time=3", "+tries=1", "@198.18.0.2", "target.test"], capture_output=True).stdout.decode().strip()
         got = curl(f"http://{found}/peer").decode()
         checks.check(f"{name}: it finds names by us ({found})", found.startswith(POOLS) and got == relay.v4, got)
@@ -522,11 +525,11 @@ def gateway(session):
         checks.check(f"{name}: the device reaches it", got == 0, got)
         session.state(name)
         device.kill()
-        checks.check(f"{name}: after SIGKILL it reaches nothing", not curl(f"http://{target.v4}/peer"))
+        checks.check(f"{name}: after SIGKILL it reaches nothing", not curl(f"http://{target.v4}/peer") and not curl(f"http://[{target.v6}]/peer"))
         session.downs(name)
     finally:
         subprocess.run(["ip", "netns", "del", guest], check=True)
-        device.sh("sysctl -qw net.ipv4.ip_forward=0")
+        device.sh("sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0")
 
 
 def opening(session):
