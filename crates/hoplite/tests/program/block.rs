@@ -7,7 +7,11 @@ use super::device::succeeds;
 /// `world`: the far end, with a router, targets and room for a relay. `talkers` send all the time, bound to the interface and not. `left`
 /// prints every frame that came from this machine since the last time and that it may not send.
 const WORLD: &str = r#"
-printf '%s:x:0:0::/:/bin/sh\n' root tcpdump > /etc/passwd
+# tcpdump, which reads captures here, gives up all rights where it is root, and cannot in a namespace of users that has root alone.
+mkdir bin
+printf '#!/bin/sh\nexec unshare --user --map-user=1 %s "$@"\n' "$(command -v tcpdump)" > bin/tcpdump
+chmod +x bin/tcpdump
+PATH="$PWD/bin:$PATH"
 mkdir -p /run/netns
 ip netns add world
 ip link set far0 netns world
@@ -22,8 +26,24 @@ in_world sysctl -qw net.ipv4.ip_forward=1
 until_true ping -c 1 -W 1 203.0.113.1 > /dev/null
 until_true ping -c 1 -W 1 2001:db8:1::1 > /dev/null
 ours=$(ip -o link show eth0 | grep -o 'ether [0-9a-f:]*' | cut -d' ' -f2)
-in_world tcpdump -i far0 -n -l -U --immediate-mode -w frames.pcap "ether src $ours" 2> tcpdump.log &
-until_true grep -q listening tcpdump.log
+cat > capture.py <<'END'
+import socket, struct, sys, time
+device, file, link, source = sys.argv[1], open(sys.argv[2], "wb", 0), int(sys.argv[3]), bytes.fromhex("".join(sys.argv[4:]).replace(":", ""))
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+try:
+    s.setsockopt(socket.SOL_SOCKET, 33, 1 << 24)  # SO_RCVBUFFORCE
+except PermissionError:
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
+s.bind((device, 3))
+file.write(struct.pack("=IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 1 << 18, link))
+while True:
+    frame, (_, _, kind, *_) = s.recvfrom(1 << 18)
+    if frame[6:12] == source or not source and not (kind == 4 and device == "lo"):
+        now = time.time()
+        file.write(struct.pack("=IIII", int(now), int(now % 1 * 1000000), len(frame), len(frame)) + frame)
+END
+ip netns exec world python3 capture.py far0 frames.pcap 1 "$ours" &
+until_true test -s frames.pcap
 : > seen
 
 cat > talk.py <<'END'
@@ -400,10 +420,10 @@ relay=$!
 config 203.0.113.5:4433 > client.toml
 up
 # What comes back would be on our interface, and at the exit, which is the relay itself: on its loopback.
-tcpdump -i hoplite0 -n -l -U --immediate-mode -w loop.pcap 2> loop.log &
-in_world tcpdump -i lo -n -l -U --immediate-mode -w exit.pcap 2> exit.log &
-until_true grep -q listening loop.log
-until_true grep -q listening exit.log
+python3 capture.py hoplite0 loop.pcap 101 &
+ip netns exec world python3 capture.py lo exit.pcap 1 &
+until_true test -s loop.pcap
+until_true test -s exit.pcap
 # From now on QUIC is dropped, and of TLS over TCP what is as long as a ClientHello: the process that carries traffic dials by TLS, and its
 # handshake stays half open, said again and again.
 in_world nft 'add table ip no; add chain ip no in { type filter hook input priority 0; }; add rule ip no in udp dport 4433 drop; add rule ip no in tcp dport 4433 meta length > 150 drop'

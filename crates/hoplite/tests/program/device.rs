@@ -545,7 +545,8 @@ fn a_read_only_etc_and_a_machine_without_ipv6_come_up_too() {
     succeeds(
         r#"
 relay
-mount -o remount,ro /etc
+mount --bind /etc /etc
+mount -o remount,bind,ro /etc
 echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6
 echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6
 up
@@ -687,6 +688,8 @@ past | grep -q eth0
 fn what_is_excluded_goes_its_own_way() {
     succeeds(
         r#"
+# The kernel takes no rule about users that a namespace does not have: who is not root has root alone here.
+[ "$(awk '{ n += $3 } END { print n }' /proc/self/uid_map)" -gt 3000 ] || exit 0
 relay
 cat >> client.toml <<END
 [takeover]

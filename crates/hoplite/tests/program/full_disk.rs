@@ -67,11 +67,14 @@ fill /etc
 # As a program does that writes the file itself: what it writes fits where ours was.
 echo 'nameserver 192.0.2.54' > /etc/resolv.conf
 until_true grep -q '^# hoplite' /etc/resolv.conf
-chattr +i /etc
-echo 'nameserver 192.0.2.55' > /etc/resolv.conf
+mkdir etc
+mount --bind /etc etc
+mount --bind /etc /etc
+mount -o remount,bind,ro /etc
+echo 'nameserver 192.0.2.55' > etc/resolv.conf
 sleep 1
 grep -q 192.0.2.55 /etc/resolv.conf
-chattr -i /etc
+umount /etc
 until_true grep -q '^# hoplite' /etc/resolv.conf
 "$HOPLITE" down
 grep -q 192.0.2.55 /etc/resolv.conf
