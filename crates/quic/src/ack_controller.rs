@@ -23,7 +23,7 @@ use hoplite_wire::{
 use parking_lot::Mutex;
 
 use self::{
-    ack_frames::{Folder, Unfolder},
+    ack_frames::{Folder, Sending, Unfolder},
     learner::{Disorder, Learner},
 };
 
@@ -217,18 +217,14 @@ impl AckController {
 
     /// A 1-RTT packet is about to be sent.
     pub(super) fn sent(&self, number: u64, size: usize, frames: Frames<'_>, now: Instant) {
+        let content = Sending::of(frames);
         let mut state = self.state.lock();
-        state.folder.sent(number, size, frames);
+        state.folder.sent(number, size, content);
         state.unfolder.sent(number, now);
-        let is_ack = |content: &Content<'_>| matches!(content, Content::Ack(_));
-        if !frames.flatten().any(|frame| is_ack(&frame.content)) {
-            return;
-        }
-        if state.acks == AckPolicy::NoAcks {
+        if content.ack && state.acks == AckPolicy::NoAcks {
             state.probe.acknowledged(now);
         }
-        let is_idle = |content: &Content<'_>| is_ack(content) || *content == Content::Padding;
-        if frames.flatten().all(|frame| is_idle(&frame.content)) {
+        if content.ack && content.idle {
             state.schedule.learner.acknowledged(size);
         }
     }

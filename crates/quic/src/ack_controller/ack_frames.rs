@@ -86,7 +86,7 @@ struct Sent {
 
 impl Folder {
     /// A packet is about to be sent.
-    pub(super) fn sent(&mut self, number: u64, size: usize, frames: Frames<'_>) {
+    pub(super) fn sent(&mut self, number: u64, size: usize, content: Sending) {
         let next = self.next();
         if self.sent.is_empty() || number < next || number - next > MAX_TRACKED as u64 {
             self.sent.clear();
@@ -97,7 +97,7 @@ impl Folder {
         (0..left_out).for_each(|_| self.note(Sent::default()));
         self.note(Sent {
             size: u16::try_from(size).unwrap_or(u16::MAX),
-            forgettable: is_forgettable(frames),
+            forgettable: content.forgettable,
         });
     }
 
@@ -207,16 +207,34 @@ fn with(ranges: impl Iterator<Item = Range>, numbers: &[u64]) -> Vec<Range> {
     joined
 }
 
-/// Nothing in it is ever sent again, and nobody waits to hear whether it came.
-fn is_forgettable(mut frames: Frames<'_>) -> bool {
-    frames.all(|frame| {
-        frame.is_ok_and(|frame| {
-            matches!(
-                frame.content,
-                Content::Ack(_) | Content::Datagram(_) | Content::Padding
-            )
-        })
-    })
+/// What is in a packet that is sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sending {
+    /// An acknowledgement.
+    pub(super) ack: bool,
+    /// Nothing that is to be acknowledged.
+    pub(super) idle: bool,
+    /// Nothing that is ever sent again, or of which somebody waits to hear whether it came.
+    pub(super) forgettable: bool,
+}
+
+impl Sending {
+    pub(super) fn of(frames: Frames<'_>) -> Self {
+        let mut found = Self {
+            ack: false,
+            idle: true,
+            forgettable: true,
+        };
+        for frame in frames {
+            match frame.map(|frame| frame.content) {
+                Ok(Content::Ack(_)) => found.ack = true,
+                Ok(Content::Padding) => {}
+                Ok(Content::Datagram(_)) => found.idle = false,
+                _ => (found.idle, found.forgettable) = (false, false),
+            }
+        }
+        found
+    }
 }
 
 // Takes an acknowledgement that tells of many losses apart into several that tell of few, as if the peer had acknowledged more often.

@@ -10,7 +10,7 @@ fn datagram(size: usize) -> Vec<u8> {
 }
 
 fn send(folder: &mut Folder, numbers: std::ops::Range<u64>, size: usize) {
-    numbers.for_each(|number| folder.sent(number, size, Frames::new(&datagram(size))));
+    numbers.for_each(|number| folder.sent(number, size, Sending::of(Frames::new(&datagram(size)))));
 }
 
 fn told(folder: &mut Folder, ranges: &[Range], marks: Option<[u64; 3]>) -> Vec<Range> {
@@ -41,7 +41,7 @@ fn what_is_sent_again_if_lost_is_told_as_it_is() {
     let mut folder = Folder::default();
     send(&mut folder, 0..1, 1300);
     // PING; then a number that the stack left out.
-    (1..20).for_each(|number| folder.sent(number, 1300, Frames::new(&[0x01])));
+    (1..20).for_each(|number| folder.sent(number, 1300, Sending::of(Frames::new(&[0x01]))));
     send(&mut folder, 21..30, 1300);
     let ranges = [(25, 29), (0, 0)];
     assert_eq!(told(&mut folder, &ranges, None), [(22, 29), (0, 0)]);
@@ -118,7 +118,7 @@ proptest! {
             number += step;
             known.insert(number);
             let payload = if lasting { vec![0x01] } else { datagram(size) };
-            folder.sent(number, size, Frames::new(&payload));
+            folder.sent(number, size, Sending::of(Frames::new(&payload)));
         }
         for steps in acks_of {
             let (mut ranges, mut next) = (vec![], 0);
