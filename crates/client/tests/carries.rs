@@ -111,6 +111,41 @@ async fn identities_share_no_connection_to_the_last_relay() {
 }
 
 #[tokio::test]
+async fn relays_hear_of_it_when_the_last_clone_is_gone() {
+    let relays = relays(2);
+    let client = client(relays.iter().map(|relay| url(relay, BOTH)));
+    let stream = client
+        .isolated("one")
+        .connect(targets::tcp_echo().await)
+        .await
+        .expect("open");
+    let open = || {
+        let of = |relay| metric(relay, "connections_open{transport=\"quic\"}");
+        relays.iter().map(of).sum::<f64>()
+    };
+    assert!(open() >= 2.0);
+    drop((client, stream));
+    // A relay that is not told waits for its own limit, which is longer.
+    let gone = async {
+        while open() > 0.0 {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    let soon = std::time::Duration::from_secs(5);
+    let gone = tokio::time::timeout(soon, gone).await;
+    gone.expect("both were told");
+}
+
+#[test]
+fn without_a_runtime_there_is_no_client() {
+    let url = "hoplite://relay.example.org:443/relay?pin=sha256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+    let builder = Client::builder()
+        .relay(url)
+        .expect("as the documents have it");
+    assert!(matches!(builder.build(), Err(BuildError::NoRuntime)));
+}
+
+#[tokio::test]
 async fn what_makes_no_path_is_told_at_once() {
     let relays = relays(1);
     assert!(matches!(

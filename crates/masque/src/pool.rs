@@ -319,16 +319,21 @@ async fn reopen(pool: Weak<Pool>) {
     }
 }
 
+/// Waits until it is of no more use: the pool is gone, or nobody has used it for long.
 async fn idle(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<Connection>) {
+    let Some(end) = pool.upgrade().map(|pool| pool.end()) else {
+        return;
+    };
+    tokio::select! {
+        () = unused(pool, token, connection) => {}
+        () = end => {}
+    }
+}
+
+async fn unused(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<Connection>) {
     if *token == Isolation::default() {
         // It is never idle, and nobody needs to look, while it is the one that new flows take.
-        let Some(end) = pool.upgrade().map(|pool| pool.end()) else {
-            return;
-        };
-        tokio::select! {
-            () = connection.superseded() => {}
-            () = end => return,
-        }
+        connection.superseded().await;
     }
     loop {
         tokio::time::sleep(IDLE_CHECK_INTERVAL).await;
