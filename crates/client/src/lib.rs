@@ -1,15 +1,16 @@
 //! A program's own traffic over relays: TCP, UDP and names, without a proxy and without changing anything of the machine.
 //!
-//! A [`Client`] is made of the URLs that relays' operators hand out (`hoplite init`, `hoplite keygen` print them), one to four, the first one first. It keeps
-//! the path warm and dials it again when it breaks. Nothing of what it is asked for goes any other way: no name is looked up here.
+//! A [`Client`] is made of the URLs that relays' operators hand out (`hoplite init` prints a relay's), one to four, the first one first. It keeps the path warm
+//! and dials it again when it breaks. Nothing of what it is asked for goes any other way: no name is looked up here. It reads no file: `client.toml` is the
+//! programs'.
 //!
 //! ```no_run
 //! use tokio::io::{AsyncReadExt, AsyncWriteExt};
 //!
 //! # async fn fetch() -> Result<(), Box<dyn std::error::Error>> {
 //! let client = hoplite_client::Client::builder()
-//!     .relay("hoplite://amber.example.net:443/amber?pin=AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA&roles=ingress#token")?
-//!     .relay("hoplite://birch.example.org:443/birch?pin=AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA&roles=egress#token")?
+//!     .relay("hoplite://amber.example.net:443/amber?pin=sha256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=&roles=ingress#token")?
+//!     .relay("hoplite://birch.example.org:443/birch?pin=sha256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=&roles=egress#token")?
 //!     .build()?;
 //! let mut stream = client.connect("example.com:80").await?;
 //! stream.write_all(b"GET / HTTP/1.1\r\nHost: example.com\r\nConnection: close\r\n\r\n").await?;
@@ -19,18 +20,34 @@
 //! # }
 //! ```
 //!
-//! Everything needs a tokio runtime with I/O and time. With the feature `hyper` a client has a connector for hyper (`Client::connector`).
+//! Everything needs a tokio runtime, of any kind, with I/O and time. With the feature `hyper`, which is on by default, a client has a connector for hyper
+//! (`Client::connector`). Every future here may be dropped: what it would have brought is given up, and nothing else.
+//!
+//! # A relay's URL
+//! `hoplite://HOST:PORT/NAME?pin=PIN&roles=ROLES#TOKEN`. The pin is `sha256:` and the digest of the relay's key in base 64, as `hoplite keygen` tells it;
+//! without one the relay's certificate has to be of a public authority. The roles are `ingress`, `egress`, or both with a comma between; without them the relay
+//! has both. The token is what its operator gave, if he gives any. Where a part has characters that a URL has not, they are percent-encoded.
+//!
+//! # When something fails
+//! An [`Error`] says whose failure it is ([`ErrorKind`]) and, where that is known, which ([`Reason`]); what to do about each stands in `docs/errors.md`. A relay
+//! that falls silent is noticed 4 s after something was sent to it, and by those behind it later: a flow that is opened in between fails after so long, with
+//! [`ErrorKind::EntryUnreachable`] or [`ErrorKind::PathFailed`], and one that is open ends. Nothing is opened again by itself; the path is, and [`Client::connect`]
+//! can be called again. An error of a stream's is an [`std::io::Error`] as tokio's would be, and [`Error::from_io`] finds the [`Error`] in it.
+//!
+//! # The end
+//! When the last clone and the last flow are dropped, relays are told by the runtime, which needs a moment more for it; a program that has ended before that
+//! leaves it to them to notice, after 45 s.
 //!
 //! # Stability
-//! What is public here follows semantic versioning on its own: types of other crates of Hoplite are not part of it, but [`Error`] and [`Target`], which are
-//! named here.
+//! What is public here follows semantic versioning on its own: of other crates of Hoplite it has those types that are named here, such as [`Error`] and
+//! [`Target`], and no others. A `match` on [`ErrorKind`] or [`Reason`] should have an arm for others.
 
 #[cfg(feature = "hyper")]
 mod connector;
 
 use std::{
     fmt,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -39,12 +56,13 @@ use std::{
 
 #[cfg(feature = "hyper")]
 pub use connector::{Connection, Connector};
-use hoplite_crypto::{RelayUrl, RelayUrlError, Trust};
+pub use hoplite_crypto::RelayUrlError;
+use hoplite_crypto::{RelayUrl, Trust};
 use hoplite_link::Peer;
 use hoplite_masque::{Config, Path, Relay};
 use hoplite_overlay::{Datagrams, Direct, Isolation, Overlay, Stream, Terms};
 pub use hoplite_overlay::{Error, ErrorKind, Reason};
-pub use hoplite_wire::Target;
+pub use hoplite_wire::{Host, HostName, Target, TargetError};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Most relays of a path.
@@ -68,6 +86,9 @@ pub enum BuildError {
         /// "first" or "last".
         place: &'static str,
     },
+    /// Nobody runs a tokio runtime here.
+    #[error("a client is made within a tokio runtime")]
+    NoRuntime,
     /// A relay cannot be used.
     #[error(transparent)]
     Path(#[from] Error),
@@ -81,8 +102,8 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Adds the next relay of the path, by its URL: `hoplite://HOST:PORT/NAME?pin=PIN&roles=ROLES#TOKEN`. A host that is a name is asked of the system's
-    /// resolver if the relay is the first one, and of the relay before it else.
+    /// Adds the next relay of the path, [by its URL](crate#a-relays-url). A host that is a name is asked of the system's resolver if the relay is the first
+    /// one, and of the relay before it else.
     ///
     /// # Errors
     /// [`BuildError::Url`].
@@ -91,14 +112,15 @@ impl Builder {
         Ok(self)
     }
 
-    /// How long a connection may take to open; 20 s if nothing is said.
+    /// How long [`Client::connect`], [`Client::udp`] and [`Client::resolve`] may take each; 20 s if nothing is said. One shorter than it takes to find out that a
+    /// relay is dead has them fail with [`ErrorKind::TimedOut`], which does not say whose fault it is.
     #[must_use]
     pub const fn open_limit(mut self, limit: Duration) -> Self {
         self.limit = Some(limit);
         self
     }
 
-    /// Makes the client, which begins to dial the path. Must be called within a tokio runtime.
+    /// Makes the client, which begins to dial the path, in the tokio runtime that this is called in.
     ///
     /// # Errors
     /// [`BuildError`]. That a relay does not answer is not known yet: see [`Client::ready`].
@@ -119,6 +141,9 @@ impl Builder {
         }
         if !last.egress {
             return Err(wrong(last, "last"));
+        }
+        if tokio::runtime::Handle::try_current().is_err() {
+            return Err(BuildError::NoRuntime);
         }
         let mut config = Config::default();
         config.open_limit = self.limit.unwrap_or(config.open_limit);
@@ -176,7 +201,8 @@ impl Client {
         }
     }
 
-    /// Waits until the whole path stands. Flows wait by themselves: this is for who wants to know.
+    /// Waits until there is a connection to each relay of the path, as long as it takes to find out that there is none. Flows wait by themselves: this is for who
+    /// wants to know. May be called again and again. That the last relay takes the token is known with the first flow.
     ///
     /// # Errors
     /// What the relay that failed answered.
@@ -184,7 +210,7 @@ impl Client {
         self.path.connect().await
     }
 
-    /// Opens a TCP connection from the last relay to `target`, `HOST:PORT`, where a name is the last relay's to look up.
+    /// Opens a TCP connection from the last relay to `target`, `HOST:PORT`, where a name is the last relay's to look up. It is tried once.
     ///
     /// # Errors
     /// [`ErrorKind`] says whose failure it is: the path's, the target's, or what the last relay forbids.
@@ -212,7 +238,8 @@ impl Client {
         self.path.resolve(name, &self.terms).await
     }
 
-    /// A connector for hyper's client, and for whatever takes a tower service from a URI to a connection. It speaks no TLS: put that around it.
+    /// A connector for hyper's client, and for whatever takes a tower service from a URI to a connection. It speaks no TLS: put that around it, as
+    /// `hyper_rustls::HttpsConnectorBuilder::…::wrap_connector(client.connector())` does. (reqwest takes no connector.)
     #[cfg(feature = "hyper")]
     #[must_use]
     pub fn connector(&self) -> Connector {
@@ -235,7 +262,7 @@ impl IntoTarget for Target {
     }
 }
 
-impl IntoTarget for std::net::SocketAddr {
+impl IntoTarget for SocketAddr {
     fn into_target(self) -> Result<Target, Error> {
         Ok(self.into())
     }
@@ -243,21 +270,47 @@ impl IntoTarget for std::net::SocketAddr {
 
 impl IntoTarget for &str {
     fn into_target(self) -> Result<Target, Error> {
-        let none = |error| Error::new(ErrorKind::Unsupported, "reading a target").caused_by(error);
-        self.parse().map_err(none)
+        self.parse().map_err(no_target)
+    }
+}
+
+impl IntoTarget for &String {
+    fn into_target(self) -> Result<Target, Error> {
+        self.as_str().into_target()
+    }
+}
+
+impl IntoTarget for String {
+    fn into_target(self) -> Result<Target, Error> {
+        self.as_str().into_target()
     }
 }
 
 impl IntoTarget for (&str, u16) {
     fn into_target(self) -> Result<Target, Error> {
-        let none = |error| Error::new(ErrorKind::Unsupported, "reading a target").caused_by(error);
-        let host = self.0.parse().map_err(none)?;
-        Target::new(host, self.1).map_err(none)
+        let host = self.0.parse().map_err(no_target)?;
+        Target::new(host, self.1).map_err(no_target)
     }
 }
 
+impl IntoTarget for (String, u16) {
+    fn into_target(self) -> Result<Target, Error> {
+        (self.0.as_str(), self.1).into_target()
+    }
+}
+
+impl IntoTarget for (IpAddr, u16) {
+    fn into_target(self) -> Result<Target, Error> {
+        SocketAddr::from(self).into_target()
+    }
+}
+
+fn no_target(error: TargetError) -> Error {
+    Error::new(ErrorKind::Unsupported, "reading a target").caused_by(error)
+}
+
 /// A TCP connection of the last relay's. Shutting it down ends the sending side alone; dropped before both sides have ended it is reset, so that nobody takes
-/// what came for all.
+/// what came for all. `tokio::io::split` makes two halves of it.
 #[derive(Debug)]
 pub struct TcpStream(Stream);
 
@@ -289,7 +342,8 @@ impl AsyncWrite for TcpStream {
     }
 }
 
-/// Datagrams between the last relay and one target; they may be lost or overtaken. One task sends and one receives at a time.
+/// Datagrams between the last relay and one target; they may be lost or overtaken. One task sends and one receives at a time: share it by an
+/// [`Arc`]. With two that receive each datagram goes to one of them. That nobody listens at the target is not told.
 pub struct UdpFlow(Box<dyn Datagrams>);
 
 impl UdpFlow {
@@ -299,15 +353,16 @@ impl UdpFlow {
         self.0.max_payload()
     }
 
-    /// Sends one datagram. One that is larger than [`Self::max_payload`] may be dropped.
+    /// Sends one datagram. One that is larger than [`Self::max_payload`] may be dropped, as any may on its way: neither is told.
     ///
     /// # Errors
-    /// The flow has ended, for good.
+    /// The flow has ended, for good. It may be [`Self::recv`] that tells it first.
     pub async fn send(&self, payload: &[u8]) -> Result<(), Error> {
         self.0.send(payload).await
     }
 
-    /// Receives one or more datagrams that are there and fit: `len` bytes of `buf`, cut every `segment` bytes, the last of which may be shorter.
+    /// Receives one or more datagrams that are there: `len` bytes of `buf`, cut every `segment` bytes, the last of which may be shorter
+    /// (`buf[..len].chunks(segment)`). A datagram that is larger than `buf` is dropped; 65,535 bytes hold any, and many at once.
     ///
     /// # Errors
     /// The flow has ended, for good.
@@ -331,6 +386,6 @@ impl fmt::Debug for UdpFlow {
 pub struct Received {
     /// How many bytes are filled; zero is an empty datagram.
     pub len: usize,
-    /// The size of each datagram but the last, in bytes.
+    /// The size of each datagram but the last, in bytes; never zero.
     pub segment: usize,
 }

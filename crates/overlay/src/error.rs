@@ -24,7 +24,7 @@ pub enum ErrorKind {
 /// What exactly happened, where it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The target refused the connection (RST, ICMP port unreachable).
+    /// The target refused the connection (RST, ICMP port unreachable); with [`ErrorKind::EntryUnreachable`] the first relay did.
     Refused,
     /// The target's host cannot be reached.
     HostUnreachable,
@@ -34,7 +34,7 @@ pub enum Reason {
     NameNotFound,
     /// The resolver did not answer or answered nonsense.
     ResolverFailed,
-    /// The relay's policy forbids this target.
+    /// The relay's policy forbids this target; with [`ErrorKind::PathFailed`] one before the last does not forward to the next.
     Policy,
     /// The token is missing or wrong.
     Authentication,
@@ -86,7 +86,7 @@ impl Error {
         self.reason
     }
 
-    /// The overlay error inside an I/O error of a [`crate::Stream`], if there is one.
+    /// The overlay error inside an I/O error of a stream, if there is one.
     pub fn from_io(error: &io::Error) -> Option<&Self> {
         error.get_ref()?.downcast_ref()
     }
