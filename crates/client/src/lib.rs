@@ -1,6 +1,6 @@
 //! A program's own traffic over relays: TCP, UDP and names, without a proxy and without changing anything of the machine.
 //!
-//! A [`Client`] is made of the URLs that relays' operators hand out (`hoplite init` prints a relay's), one to four, the first one first. It keeps the path warm
+//! A [`Client`] is made of the URLs that relays' operators hand out (`hoplite init` and `hoplite keygen` print them), one to four, the first one first. It keeps the path warm
 //! and dials it again when it breaks. Nothing of what it is asked for goes any other way: no name is looked up here. It reads no file: `client.toml` is the
 //! programs'.
 //!

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use hoplite_crypto::{
-    Pin,
+    Pin, RelayUrl,
     onion::{identity::RelayIdentity, service_keys::OnionAddress},
 };
-use hoplite_wire::directory::Key;
+use hoplite_wire::{OnionKey, directory::Key};
 use serde_json::json;
 
 use crate::{
@@ -133,10 +133,12 @@ fn tell(made: &Made, host: &str, json: bool) -> Result<(), Failure> {
     let rsa = onion.and_then(|(_, identity)| identity.peer().rsa);
     let rsa = rsa.map(|rsa| say::hex(&rsa.id));
     let onion = onion.map(|(stored, _)| stored.public()).transpose()?;
+    let url = url(made.pin, onion, host);
     let onion = onion.map(|key| key.to_string());
     let Files { certificate, key } = &made.files;
     if json {
-        let mut said = json!({"pin": pin, "onion": onion, "certificate": certificate, "key": key});
+        let mut said =
+            json!({"pin": pin, "onion": onion, "url": url, "certificate": certificate, "key": key});
         if let (Some(rsa), Some(said)) = (rsa, said.as_object_mut()) {
             said.insert("rsa".into(), rsa.into());
         }
@@ -156,7 +158,26 @@ fn tell(made: &Made, host: &str, json: bool) -> Result<(), Failure> {
         line("onion", onion),
         line("rsa", rsa),
     ));
+    if let Some(url) = url {
+        say::remark(format!(
+            "or `hoplite import` this, with '#' and their token behind it:\n\n{url}\n"
+        ));
+    }
     say::answer(pin)
+}
+
+/// The relay's URL, without a token: those are the operator's to give out. None for a certificate whose name is no host's.
+fn url(pin: Pin, onion: Option<OnionKey>, host: &str) -> Option<String> {
+    let url = RelayUrl {
+        name: "relay".into(),
+        address: authority(host).parse().ok()?,
+        pin: Some(pin),
+        onion,
+        ingress: true,
+        egress: true,
+        token: None,
+    };
+    Some(url.to_string())
 }
 
 /// `--offline`.

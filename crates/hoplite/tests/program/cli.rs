@@ -197,6 +197,16 @@ fn keygen_prints_the_pin_and_never_overwrites() {
         stderr(&output).contains("address = \"amber.example.org:443\"")
             && stderr(&output).contains(&pin)
     );
+    let told = stderr(&output);
+    let url = told.lines().find(|line| line.starts_with("hoplite://"));
+    let url = url.expect("a URL for `hoplite import`");
+    let file = directory.path().join("client.toml");
+    let imported = run(&["import", "--config", text(&file), &format!("{url}#token")]);
+    assert_eq!(imported.status.code(), Some(0), "{}", stderr(&imported));
+    assert_eq!(
+        written(&fs::read_to_string(&file).expect("there"), "pin"),
+        pin
+    );
     let key = fs::read(out.join("key.pem")).expect("there");
     let again = run(&["keygen", "--out", text(&out)]);
     assert_eq!(again.status.code(), Some(1));
