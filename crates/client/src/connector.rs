@@ -17,13 +17,30 @@ use tower_service::Service;
 
 use crate::{Client, Error, ErrorKind, TcpStream};
 
-/// Connects to the host and port of a URI; without a port to 443 for `https`, else to 80.
+/// Connects to the host and port of a URI; without a port to 443 for `https`, else to 80. It speaks no TLS, and so it refuses `https` until it is told that
+/// something around it does: the last relay would read everything.
+///
+/// An error of hyper's client has ours as a source: `error.source()` once or twice, then `downcast_ref::<hoplite_client::Error>()`.
 #[derive(Clone, Debug)]
-pub struct Connector(Client);
+pub struct Connector {
+    client: Client,
+    enforce_http: bool,
+}
 
 impl Connector {
     pub(crate) const fn new(client: Client) -> Self {
-        Self(client)
+        Self {
+            client,
+            enforce_http: true,
+        }
+    }
+
+    /// Whether `https` is refused; true if nothing is said. With `false` what is around it speaks TLS, as
+    /// `hyper_rustls::HttpsConnectorBuilder::…::wrap_connector(client.connector().enforce_http(false))` does.
+    #[must_use]
+    pub const fn enforce_http(mut self, enforce: bool) -> Self {
+        self.enforce_http = enforce;
+        self
     }
 }
 
@@ -37,15 +54,16 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let client = self.0.clone();
+        let (client, enforce_http) = (self.client.clone(), self.enforce_http);
         Box::pin(async move {
-            let none = || Error::new(ErrorKind::Unsupported, "connecting to a URI without a host");
-            let host = uri.host().ok_or_else(none)?;
-            let default = if uri.scheme_str() == Some("https") {
-                443
-            } else {
-                80
-            };
+            let none = |doing| Error::new(ErrorKind::Unsupported, doing);
+            let host = uri.host();
+            let host = host.ok_or_else(|| none("connecting to a URI without a host"))?;
+            let is_https = uri.scheme_str() == Some("https");
+            if is_https && enforce_http {
+                return Err(none("connecting to an https URI without TLS"));
+            }
+            let default = if is_https { 443 } else { 80 };
             let host = host.trim_start_matches('[').trim_end_matches(']');
             let stream = client.connect((host, uri.port_u16().unwrap_or(default)));
             Ok(Connection(TokioIo::new(stream.await?)))

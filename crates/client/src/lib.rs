@@ -35,8 +35,8 @@
 //! can be called again. An error of a stream's is an [`std::io::Error`] as tokio's would be, and [`Error::from_io`] finds the [`Error`] in it.
 //!
 //! # The end
-//! When the last clone and the last flow are dropped, relays are told by the runtime, which needs a moment more for it; a program that has ended before that
-//! leaves it to them to notice, after 45 s.
+//! When the last clone and the last flow are dropped, relays are told by the runtime, which needs a moment more for it, a quarter of a second beyond the path's
+//! round trip; a program that has ended before that leaves it to them to notice, after a minute at most.
 //!
 //! # Stability
 //! What is public here follows semantic versioning on its own: of other crates of Hoplite it has those types that are named here, such as [`Error`] and
@@ -201,7 +201,8 @@ impl Client {
         }
     }
 
-    /// Waits until there is a connection to each relay of the path, as long as it takes to find out that there is none. Flows wait by themselves: this is for who
+    /// Waits until there is a connection to each relay of the path, as long as it takes to find out that there is none: some 5 s
+    /// where a relay is silent, whatever [`Builder::open_limit`] says. Flows wait by themselves: this is for who
     /// wants to know. May be called again and again. That the last relay takes the token is known with the first flow.
     ///
     /// # Errors
@@ -238,8 +239,8 @@ impl Client {
         self.path.resolve(name, &self.terms).await
     }
 
-    /// A connector for hyper's client, and for whatever takes a tower service from a URI to a connection. It speaks no TLS: put that around it, as
-    /// `hyper_rustls::HttpsConnectorBuilder::…::wrap_connector(client.connector())` does. (reqwest takes no connector.)
+    /// A connector for hyper's client, and for whatever takes a tower service from a URI to a connection. It speaks no TLS and refuses `https`:
+    /// put TLS around it, and tell it so ([`Connector::enforce_http`]). (reqwest takes no connector.)
     #[cfg(feature = "hyper")]
     #[must_use]
     pub fn connector(&self) -> Connector {
@@ -362,7 +363,7 @@ impl UdpFlow {
     }
 
     /// Receives one or more datagrams that are there: `len` bytes of `buf`, cut every `segment` bytes, the last of which may be shorter
-    /// (`buf[..len].chunks(segment)`). A datagram that is larger than `buf` is dropped; 65,535 bytes hold any, and many at once.
+    /// (`buf[..len].chunks(segment)`; with a `len` of zero one that is empty). A datagram that is larger than `buf` is dropped; 65,535 bytes hold any, and many at once.
     ///
     /// # Errors
     /// The flow has ended, for good.

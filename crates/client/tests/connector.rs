@@ -21,4 +21,20 @@ async fn a_page_comes_through_the_relay() {
     let page = web.get(format!("http://{server}/").parse().expect("a URI"));
     let page = page.await.expect("answered").into_body().collect();
     assert_eq!(page.await.expect("read").to_bytes(), "a page");
+    let secret = web.get(format!("https://{server}/").parse().expect("a URI"));
+    let refused = secret.await.expect_err("nobody speaks TLS here");
+    let mut sources =
+        std::iter::successors(Some(&refused as &dyn std::error::Error), |it| it.source());
+    let ours = sources.find_map(|it| it.downcast_ref::<hoplite_client::Error>());
+    assert_eq!(
+        ours.expect("ours").kind(),
+        hoplite_client::ErrorKind::Unsupported
+    );
+    let wrapped = legacy::Client::builder(TokioExecutor::new());
+    let wrapped = wrapped.build::<_, Empty<Bytes>>(client.connector().enforce_http(false));
+    let page = wrapped.get(format!("https://{server}/").parse().expect("a URI"));
+    assert!(
+        page.await.is_ok(),
+        "what is around it is asked for nothing here"
+    );
 }

@@ -26,7 +26,7 @@ pub enum ErrorKind {
 pub enum Reason {
     /// The target refused the connection (RST, ICMP port unreachable); with [`ErrorKind::EntryUnreachable`] the first relay did.
     Refused,
-    /// The target's host cannot be reached.
+    /// The target's host cannot be reached; with [`ErrorKind::EntryUnreachable`] or [`ErrorKind::PathFailed`] a relay's.
     HostUnreachable,
     /// The target's network cannot be reached.
     NetworkUnreachable,
