@@ -197,7 +197,11 @@ def forget_flows():
 
 def links(lab, up):
     from netns import ip
-    ip("link", "set", lab.client.router_end, up, ns=lab.router)
+    host = lab.client
+    ip("link", "set", host.router_end, up, ns=lab.router)
+    if up == "up":
+        # The kernel forgets IPv6 addresses of a link that goes down; a router would give itself its own again.
+        ip("addr", "replace", f"fd77:{host.number}::1/64", "dev", host.router_end, "nodad", ns=lab.router)
 
 
 def other_network(lab, leave, enter, gateway):
