@@ -132,8 +132,8 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
         start(options, json)
     } else {
         detach();
-        let result = stay(options, |status| {
-            say(&Word::Ready(Box::new(status.clone())))
+        let result = stay(options, |status, warnings| {
+            say(&Word::Ready(Box::new(status.clone()), warnings.to_vec()))
         });
         if let Err(failure) = &result {
             // If nobody hears it, it stands in the log.
@@ -187,7 +187,7 @@ fn start(options: &Options, json: bool) -> Result<(), Failure> {
         replace(options, &client.config.device.name)?;
     }
     if options.foreground {
-        return stay(options, |status| {
+        return stay(options, |status, _| {
             process::notify_ready();
             // It is up, whether anybody can read that or not.
             tell(status, json).unwrap_or_else(|failure| say::remark(failure.to_string()));
@@ -199,13 +199,15 @@ fn start(options: &Options, json: bool) -> Result<(), Failure> {
     drop(take_lock(options)?);
     let log = options.place.run_dir.join(format!("{name}.log"));
     let child = command(&log, "--detached").and_then(|mut command| command.spawn());
-    let status = match child {
+    let (status, warnings) = match child {
         Ok(child) => heard_of(child, &log)?,
         Err(error) => {
             let failure = Failure::file("starting a process that logs to", &log, &error);
             return Err(kept_blocked(options, failure));
         }
     };
+    // Its own words go to its log.
+    warnings.iter().for_each(|warning| warn!("{warning}"));
     tell(&status, json)
 }
 
@@ -282,7 +284,7 @@ fn refused(pid: u32) -> Failure {
 /// The process that stays.
 fn stay(
     options: &Options,
-    ready: impl FnOnce(&Status) -> Result<(), Failure>,
+    ready: impl FnOnce(&Status, &[String]) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let client = load(options)?;
     rights()?;
@@ -441,17 +443,17 @@ const THIS_PROGRAM: &str = "/proc/self/exe";
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Word {
-    /// Traffic flows.
-    Ready(Box<Status>),
+    /// Traffic flows; and what the user should know.
+    Ready(Box<Status>, Vec<String>),
     /// It does not, for these reasons.
     Failed(Vec<Complaint>),
 }
 
 /// Waits for the word of a process that stays, and logs there.
-fn heard_of(mut child: Child, log: &Path) -> Result<Status, Failure> {
+fn heard_of(mut child: Child, log: &Path) -> Result<(Status, Vec<String>), Failure> {
     let word = child.stdout.take().map(heard).unwrap_or_default();
     match word {
-        Some(Word::Ready(status)) => Ok(*status),
+        Some(Word::Ready(status, warnings)) => Ok((*status, warnings)),
         Some(Word::Failed(complaints)) => {
             // Its end is the end of undoing.
             drop(child.wait());

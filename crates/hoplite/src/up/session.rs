@@ -95,10 +95,10 @@ struct Session<'a> {
     due: Instant,
 }
 
-/// Serves until it is told to end; tells `ready` once when traffic flows.
+/// Serves until it is told to end; tells `ready` once when traffic flows, with what the user should know.
 pub(super) async fn run(
     orders: &Orders,
-    ready: impl FnOnce(&Status) -> Result<(), Failure>,
+    ready: impl FnOnce(&Status, &[String]) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     // From now on no signal ends the process half-way.
     let signals = Signals::listen()?;
@@ -161,7 +161,7 @@ impl<'a> Session<'a> {
     }
 
     /// Serves until something ends it: what the worker says, what others do, what users ask.
-    async fn live(&mut self, ready: impl FnOnce(&Status) -> Result<(), Failure>) -> End {
+    async fn live(&mut self, ready: impl FnOnce(&Status, &[String]) -> Result<(), Failure>) -> End {
         let mut ready = Some(ready);
         if let Err(failure) = self.hand_over() {
             return End::Failed(failure);
@@ -229,7 +229,7 @@ impl<'a> Session<'a> {
     fn hear(
         &mut self,
         said: Option<(FromWorker, Vec<OwnedFd>)>,
-        ready: &mut Option<impl FnOnce(&Status) -> Result<(), Failure>>,
+        ready: &mut Option<impl FnOnce(&Status, &[String]) -> Result<(), Failure>>,
     ) -> Result<Found, Failure> {
         let Some((said, with)) = said else {
             return match self.worker {
@@ -296,12 +296,12 @@ impl<'a> Session<'a> {
     fn up(
         &mut self,
         report: Report,
-        ready: impl FnOnce(&Status) -> Result<(), Failure>,
+        ready: impl FnOnce(&Status, &[String]) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         info!("traffic flows");
         let since = since.map_or(0, |since| since.as_secs());
-        ready(&self.status(Some(since), report))?;
+        ready(&self.status(Some(since), report), &self.plan.warnings)?;
         self.since = Some(since);
         Ok(())
     }
