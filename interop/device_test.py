@@ -510,7 +510,7 @@ def gateway(session):
         def curl(url, timeout=5):
             return subprocess.run([*inside, "curl", "-sS", "--max-time", str(timeout), url], capture_output=True).stdout
 
-        if not session.ups(name, 1, '\n[takeover]\ngateway = ["192.168.7.0/24", "fd07::/64"]\n'):
+        if not session.ups(name, 1, '\n[takeover]\ngateway = ["192.168.7.0/24"]\n', "--gateway", "fd07::/64"):
             return
         session.watch.since()
         got = curl(f"http://{target.v4}/peer").decode()

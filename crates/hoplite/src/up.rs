@@ -21,6 +21,7 @@ use std::{
 };
 
 use clap::Args;
+use ipnet::IpNet;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
@@ -78,6 +79,9 @@ pub(crate) struct Options {
     /// `--foreground` the process stays, and blocks again what others open.
     #[arg(long, conflicts_with_all = ["no_block", "keep_block"])]
     block_only: bool,
+    /// Take the traffic of this network behind the machine, such as 192.168.7.0/24, beside those of `takeover.gateway` in the file; may be given several times.
+    #[arg(long, value_name = "NETWORK")]
+    gateway: Vec<IpNet>,
     /// Go on where there is no nftables that works: routes alone block, and a program that binds to an interface goes round them.
     #[arg(long, conflicts_with = "no_block")]
     no_firewall: bool,
@@ -239,7 +243,9 @@ fn load(options: &Options) -> Result<Client, Failure> {
     let Some(path) = &options.config else {
         return Ok(Client::default());
     };
-    config::client::load(path)
+    let mut client = config::client::load(path)?;
+    client.config.takeover.gateway.extend(&options.gateway);
+    Ok(client)
 }
 
 fn rights() -> Result<(), Failure> {
@@ -276,7 +282,12 @@ fn kept_blocked(options: &Options, failure: Failure) -> Failure {
 
 /// Another process has the lock.
 fn refused(pid: u32) -> Failure {
-    let why = format!("it is up already (process {pid})");
+    let who = if pid == 0 {
+        String::new()
+    } else {
+        format!(" (process {pid})")
+    };
+    let why = format!("it is up already{who}");
     let remedy = "see 'hoplite status', take its place with --replace, or 'hoplite down' first";
     Failure::new("bringing the device up", why, remedy)
 }
@@ -333,6 +344,7 @@ fn blocking(options: &Options) -> block::Block {
         config: options.config.clone(),
         run_dir: options.place.run_dir.clone(),
         no_firewall: options.no_firewall,
+        gateway: options.gateway.clone(),
     }
 }
 

@@ -14,10 +14,11 @@ use std::{
     time::Duration,
 };
 
+use ipnet::IpNet;
 use tracing::warn;
 
 use super::{
-    DEVICE_LOCK, Lock, Refusal, cgroups,
+    DEVICE_LOCK, Lock, Refusal,
     control::{self, State, Status},
     driver::System,
     nftables::{self, Nftables, OwnedTable, Standing},
@@ -45,6 +46,8 @@ pub(super) struct Block {
     pub(super) config: Option<PathBuf>,
     pub(super) run_dir: PathBuf,
     pub(super) no_firewall: bool,
+    /// Networks behind this machine, beside those of the file.
+    pub(super) gateway: Vec<IpNet>,
 }
 
 /// What came of it.
@@ -220,7 +223,10 @@ impl Block {
     fn wanted(&self) -> (Wanted, Vec<Complaint>) {
         let loaded = self.config.as_deref().map(client::load).transpose();
         let (mut wanted, wrong) = match loaded {
-            Ok(Some(client)) => (Wanted::from_config(&client.config, true), Vec::new()),
+            Ok(Some(mut client)) => {
+                client.config.takeover.gateway.extend(&self.gateway);
+                (Wanted::from_config(&client.config, true), Vec::new())
+            }
             Ok(None) => (self.nothing_passes(), Vec::new()),
             Err(failure) => {
                 let mut wrong = failure.complaints();
@@ -246,6 +252,8 @@ struct Watches {
     groups: Option<Files>,
     /// Whether routes lead to excluded networks.
     by_routes: bool,
+    /// Whether control groups alone are taken, and cannot be watched: they are looked at from time to time.
+    unwatched: bool,
 }
 
 impl Watches {
@@ -253,17 +261,26 @@ impl Watches {
         let name = &wanted.name;
         let remedy = "the kernel must have netlink, and the sandbox AF_NETLINK";
         let failed = |error| Failure::new("watching routes", error, remedy);
+        let groups = watch::groups(wanted);
+        if let Err(error) = &groups {
+            say::remark(format!(
+                "hoplite: control groups cannot be watched: {error}"
+            ));
+        }
         Ok(Self {
+            unwatched: groups.is_err() && !wanted.only_cgroups.is_empty(),
             tables: nftables::Watch::new().ok(),
             kernel: Kernel::watch(name).map_err(failed)?,
             socket: Files::watch(vec![control::path(run_dir, name)]).ok(),
-            groups: Files::watch(wanted.cgroups().map(cgroups::path).collect()).ok(),
+            groups: groups.unwrap_or_default(),
             by_routes: !wanted.past_interfaces.is_empty(),
         })
     }
 
     /// Waits for something that may have opened a part of it, or until it is due anyway; whether it is something that the block goes by.
     async fn somebody_did_something(&mut self, due: Option<Duration>) -> bool {
+        let unwatched = self.unwatched;
+        let due = due.or_else(|| unwatched.then_some(BUSY));
         let again = async {
             match due {
                 Some(due) => tokio::time::sleep(due).await,
@@ -281,7 +298,7 @@ impl Watches {
             }
         };
         tokio::select! {
-            () = again => false,
+            () = again => unwatched,
             () = nftables::touched(&mut self.tables) => false,
             differs = opened => differs,
             () = watch::changed(&mut self.socket) => false,

@@ -472,7 +472,7 @@ fn excluded(wanted: &Wanted, facts: &Facts) -> Vec<String> {
     ]);
     let name = &wanted.name;
     lines.extend(wanted.addresses.iter().map(|address| {
-        let family = if address.is_ipv4() { "ip" } else { "ip6" };
+        let family = family(address);
         format!("oifname != {{ \"lo\", \"{name}\" }} meta mark {MARK:#x} {family} saddr {address} masquerade")
     }));
     lines.push("}".into());
@@ -517,17 +517,21 @@ fn included(wanted: &Wanted, facts: &Facts, priority: &str) -> Vec<String> {
         lines.push("chain guests {".into());
         lines.push("type filter hook prerouting priority mangle; policy accept;".into());
         lines.extend(wanted.behind.iter().map(|network| {
-            let family = if network.addr().is_ipv4() {
-                "ip"
-            } else {
-                "ip6"
-            };
+            let family = family(&network.addr());
             let of = format!("iifname != \"{name}\" {family} saddr {network} ");
             marking(&of, TAKEN)
         }));
         lines.push("}".into());
     }
     lines
+}
+
+/// What nft(8) calls the addresses of this family.
+fn family(address: &IpAddr) -> &'static str {
+    match address {
+        IpAddr::V4(_) => "ip",
+        IpAddr::V6(_) => "ip6",
+    }
 }
 
 fn marking(what: &str, mark: u32) -> String {
@@ -562,10 +566,7 @@ fn asking(wanted: &Wanted, facts: &Facts) -> Vec<String> {
     let questions = wanted.resolvers.iter().filter_map(|ours| {
         let same_family = |server: &&SocketAddr| server.is_ipv4() == ours.is_ipv4() && !server.ip().is_loopback();
         let server = facts.servers.iter().find(same_family)?.ip();
-        let (family, server) = match server {
-            IpAddr::V4(server) => ("ip", server.to_string()),
-            IpAddr::V6(server) => ("ip6", server.to_string()),
-        };
+        let family = family(&server);
         Some(format!(
             "{family} daddr {ours} meta l4proto {{ tcp, udp }} th dport 53 dnat {family} to {server}"
         ))

@@ -121,7 +121,7 @@ impl<'a> Session<'a> {
         let system = System::new(&orders.run_dir, &wanted.name, &wanted.addresses)?.staying();
         // Before the first look: what changes from now on is noticed.
         let mut kernel = watch_kernel(&wanted.name)?;
-        let groups = watch_groups(wanted);
+        let groups = watch_groups(wanted)?;
         let facts = system.facts(wanted).await;
         if let Some(refusal) = plan::refusal(wanted, &facts) {
             return Err(refusal.into());
@@ -551,11 +551,15 @@ fn watch_firewall(plan: &Plan) -> Result<Option<nftables::Watch>, Complaint> {
     })
 }
 
-/// Without inotify it is as it was found.
-fn watch_groups(wanted: &Wanted) -> Option<Files> {
-    let groups: Vec<_> = wanted.cgroups().map(cgroups::path).collect();
-    let watch = (!groups.is_empty()).then(|| Files::watch(groups));
-    watch?.ok()
+/// One that is made anew and not noticed would go past where it alone is taken, and be blocked where it is excluded.
+fn watch_groups(wanted: &Wanted) -> Result<Option<Files>, Complaint> {
+    match watch::groups(wanted) {
+        Err(error) if !wanted.only_cgroups.is_empty() => {
+            let remedy = "raise fs.inotify.max_user_instances, or take `include.cgroups` out";
+            Err(Complaint::new("watching control groups", error, remedy))
+        }
+        groups => Ok(groups.unwrap_or_default()),
+    }
 }
 
 async fn at(time: Option<Instant>) {

@@ -28,7 +28,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use super::netlink;
+use super::{cgroups, netlink, plan::Wanted};
 
 /// What happens together is handled together: who flushes a table deletes many routes.
 const DEBOUNCE: Duration = Duration::from_millis(100);
@@ -323,6 +323,13 @@ impl Files {
         }
         changed
     }
+}
+
+/// Watches the control groups that matter, if any do.
+pub(super) fn groups(wanted: &Wanted) -> io::Result<Option<Files>> {
+    let paths: Vec<_> = wanted.cgroups().map(cgroups::path).collect();
+    let watch = (!paths.is_empty()).then(|| Files::watch(paths));
+    watch.transpose()
 }
 
 /// Resolves when one of them has changed: never, where there is nothing to watch.
