@@ -11,8 +11,9 @@
 use std::{
     sync::{
         Arc, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -47,30 +48,30 @@ pub(super) struct Gauge {
     window: u64,
     /// QUIC: more has come than was read.
     behind: AtomicBool,
-    /// QUIC: the peer does not take what was written.
-    stuck: AtomicBool,
     /// Bytes read from QUIC and written to it: whether anything moves.
     moved: [AtomicU64; 2],
-    /// Our queues; the one towards the peer is the one that ends the circuit.
-    outbox: Watch,
-    inbox: Option<Watch>,
+    /// QUIC: bytes that the peer is not sent yet.
+    waits: AtomicUsize,
+    /// TLS: our queues, to the peer and from it; the first ends the circuit.
+    queues: Option<[Watch; 2]>,
     kept: Arc<CircuitBacklog>,
-    /// It was ended; whoever holds it drops it when he next asks.
+    /// It was ended; whoever holds it, and is woken, drops it when he next asks.
     over: AtomicBool,
+    holder: Mutex<Option<Waker>>,
 }
 
 impl Gauge {
     /// Over QUIC, where the reader has an unknown amount before it.
-    pub(super) fn quic(window: u32, outbox: Watch) -> Self {
+    pub(super) fn quic(window: u32) -> Self {
         Self {
             window: window.into(),
             behind: AtomicBool::new(true),
-            stuck: AtomicBool::new(false),
             moved: [AtomicU64::new(0), AtomicU64::new(0)],
-            outbox,
-            inbox: None,
+            waits: AtomicUsize::new(0),
+            queues: None,
             kept: Arc::default(),
             over: AtomicBool::new(false),
+            holder: Mutex::new(None),
         }
     }
 
@@ -78,8 +79,8 @@ impl Gauge {
     pub(super) fn tls(outbox: Watch, inbox: Watch) -> Self {
         Self {
             behind: AtomicBool::new(false),
-            inbox: Some(inbox),
-            ..Self::quic(0, outbox)
+            queues: Some([outbox, inbox]),
+            ..Self::quic(0)
         }
     }
 
@@ -95,8 +96,8 @@ impl Gauge {
         self.moved[1].store(bytes, Relaxed);
     }
 
-    pub(super) fn is_stuck(&self, stuck: bool) {
-        self.stuck.store(stuck, Relaxed);
+    pub(super) fn waits(&self, bytes: usize) {
+        self.waits.store(bytes, Relaxed);
     }
 
     /// Where whoever holds the circuit counts what it keeps.
@@ -111,28 +112,47 @@ impl Gauge {
 
     pub(super) fn end(&self) {
         self.over.store(true, Relaxed);
-        self.outbox.end(RESOURCE_LIMIT);
+        if let Some([outbox, _]) = &self.queues {
+            outbox.end(RESOURCE_LIMIT);
+        }
+        let holder = self.holder.lock().take();
+        holder.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether it was ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Relaxed)
+    }
+
+    /// Waits until it is ended.
+    pub(super) fn poll_over(&self, cx: &Context<'_>) -> Poll<()> {
+        let mut holder = self.holder.lock();
+        // Under the lock: who ends it takes the waker after it has said so.
+        if self.is_over() {
+            return Poll::Ready(());
+        }
+        match &mut *holder {
+            Some(waker) => waker.clone_from(cx.waker()),
+            None => *holder = Some(cx.waker().clone()),
+        }
+        Poll::Pending
     }
 
     /// Bytes that wait, and how many have moved.
     fn measure(&self) -> (u64, u64) {
-        let both = [&self.behind, &self.stuck];
-        let streams = both.iter().filter(|flag| flag.load(Relaxed)).count();
-        let queues = std::iter::once(&self.outbox).chain(&self.inbox);
-        let (mut cells, mut moved) = (0, 0);
-        for queue in queues {
-            let (waiting, taken) = queue.measure();
-            cells += waiting;
-            moved += taken.saturating_mul(CELL);
-        }
-        moved += self
-            .moved
-            .iter()
-            .map(|part| part.load(Relaxed))
-            .sum::<u64>();
-        let bytes = cells.saturating_mul(cell::LEN) as u64;
         let (kept, passed) = self.kept.measure();
-        (bytes + kept + streams as u64 * self.window, moved + passed)
+        let moved: u64 = self.moved.iter().map(|part| part.load(Relaxed)).sum();
+        let (mut bytes, mut moved) = (kept, moved.saturating_add(passed));
+        for queue in self.queues.iter().flatten() {
+            let (waiting, taken) = queue.measure();
+            bytes = bytes.saturating_add(CELL.saturating_mul(waiting as u64));
+            moved = moved.saturating_add(CELL.saturating_mul(taken));
+        }
+        let waits = self.waits.load(Relaxed);
+        let streams = [self.behind.load(Relaxed), waits > 0];
+        let streams = streams.into_iter().filter(|is_full| *is_full).count();
+        bytes = bytes.saturating_add(self.window.saturating_mul(streams as u64));
+        (bytes.saturating_add(waits as u64), moved)
     }
 }
 

@@ -1,4 +1,4 @@
-//! A bounded queue of cells between one sender and one reader: each circuit has its own, with its own lock, for each direction that needs one.
+//! A bounded queue of cells between one sender and one reader: over TLS each circuit has its own, with its own lock, for each direction.
 //! When it is full the sender waits (`poll_ready`: backpressure) or is told (`push`); nothing is ever dropped silently.
 
 use std::{
@@ -209,39 +209,6 @@ impl Rx {
         pop(&mut self.0.lock(), self.0.bound)
     }
 
-    /// Moves up to `most` cells into `out`; an error when the queue has ended and all was read.
-    pub(super) fn poll_drain(
-        &self,
-        cx: &Context<'_>,
-        most: usize,
-        out: &mut Vec<Cell>,
-    ) -> Poll<Result<(), End>> {
-        let mut state = self.0.lock();
-        let count = state.cells.len().min(most);
-        if count > 0 {
-            out.extend(state.cells.drain(..count));
-            let sender = took(&mut state, count, self.0.bound);
-            drop(state);
-            sender.into_iter().for_each(Waker::wake);
-            return Poll::Ready(Ok(()));
-        }
-        if let Some(end) = state.end {
-            return Poll::Ready(Err(end));
-        }
-        store(&mut state.reader, cx);
-        Poll::Pending
-    }
-
-    /// Waits for the end, whatever is still queued.
-    pub(super) fn poll_end(&self, cx: &Context<'_>) -> Poll<End> {
-        let mut state = self.0.lock();
-        if let Some(end) = state.end {
-            return Poll::Ready(end);
-        }
-        store(&mut state.reader, cx);
-        Poll::Pending
-    }
-
     /// How it ended, if it did.
     #[cfg(test)]
     pub(super) fn ended(&self) -> Option<End> {
@@ -305,12 +272,19 @@ pub enum Rejected {
     Ended,
 }
 
-/// Where a circuit's cells go in. Dropping it sends what is queued, then ends this direction.
+/// Where a circuit's cells go in. Dropping it sends what waits, then ends this direction.
 pub struct Sender {
-    queue: Tx,
+    sink: Sink,
     place: Arc<Place>,
     /// Its place among those of the channel, where it was begun for somebody.
     share: Option<Share>,
+}
+
+pub(super) enum Sink {
+    /// The TLS writer takes from it.
+    Queue(Tx),
+    /// Written by whoever sends; nothing once that has ended.
+    Stream(Option<Box<quic::Outbound>>),
 }
 
 /// Where a circuit's cells come out. Dropping it throws away what still comes.
@@ -385,9 +359,9 @@ impl Drop for Place {
 }
 
 impl Sender {
-    pub(super) const fn new(queue: Tx, place: Arc<Place>) -> Self {
+    pub(super) const fn new(sink: Sink, place: Arc<Place>) -> Self {
         Self {
-            queue,
+            sink,
             place,
             share: None,
         }
@@ -407,7 +381,10 @@ impl Sender {
     /// # Errors
     /// [`Rejected::Ended`].
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Rejected>> {
-        self.queue.poll_ready(cx).map_err(Rejected::from)
+        match &mut self.sink {
+            Sink::Queue(queue) => queue.poll_ready(cx).map_err(Rejected::from),
+            Sink::Stream(stream) => poll_stream(stream, |stream| stream.poll_ready(cx)),
+        }
     }
 
     /// Waits until a cell can be sent.
@@ -418,7 +395,7 @@ impl Sender {
         poll_fn(|cx| self.poll_ready(cx)).await
     }
 
-    /// Queues a cell; its circuit id is set here.
+    /// Takes a cell; its circuit id is set here. It may wait until [`poll_flush`](Self::poll_flush) is asked, so that several leave together.
     ///
     /// # Errors
     /// [`Rejected`].
@@ -427,21 +404,54 @@ impl Sender {
         if cell.command == Command::DESTROY {
             self.place.destroyed.store(true, Relaxed);
         }
-        let first = self.queue.push(cell)?;
-        if first && let Some((tls, key)) = self.place.tls() {
-            tls.has_cells(key);
+        match &mut self.sink {
+            Sink::Queue(queue) => {
+                let first = queue.push(cell)?;
+                if first && let Some((tls, key)) = self.place.tls() {
+                    tls.has_cells(key);
+                }
+                Ok(())
+            }
+            Sink::Stream(None) => Err(Rejected::Ended),
+            Sink::Stream(Some(stream)) => {
+                let taken = stream.push(cell);
+                taken.then_some(()).ok_or(Rejected::Full)
+            }
         }
-        Ok(())
     }
 
-    /// Ends the circuit at once: what is queued is thrown away and DESTROY goes out instead. Where the peer takes nothing, QUIC resets the stream,
+    /// Ready when what was sent has been handed to the channel: over QUIC, which takes it as windows have it. Who waits for nothing but cells asks all
+    /// the same: it is woken when the circuit takes no more, and when it goes on.
+    ///
+    /// # Errors
+    /// [`Rejected::Ended`].
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Rejected>> {
+        match &mut self.sink {
+            Sink::Queue(_) => Poll::Ready(Ok(())),
+            Sink::Stream(stream) => poll_stream(stream, |stream| stream.poll_flush(cx)),
+        }
+    }
+
+    /// Waits until what was sent has been handed to the channel.
+    ///
+    /// # Errors
+    /// [`Rejected::Ended`].
+    pub async fn flush(&mut self) -> Result<(), Rejected> {
+        poll_fn(|cx| self.poll_flush(cx)).await
+    }
+
+    /// Ends the circuit at once: what waits is thrown away and DESTROY goes out instead. Where the peer takes nothing, QUIC resets the stream,
     /// which says the same.
-    pub fn destroy(self, reason: u8) {
-        self.queue.abort(reason);
-        if !self.place.destroyed.swap(true, Relaxed)
-            && let Some((tls, key)) = self.place.tls()
-        {
-            tls.destroy(key, reason);
+    pub fn destroy(mut self, reason: u8) {
+        let was_destroyed = self.place.destroyed.swap(true, Relaxed);
+        match &mut self.sink {
+            Sink::Queue(queue) => {
+                queue.abort(reason);
+                if !was_destroyed && let Some((tls, key)) = self.place.tls() {
+                    tls.destroy(key, reason);
+                }
+            }
+            Sink::Stream(stream) => end_stream(stream, quic::End::Aborted(reason)),
         }
     }
 
@@ -450,10 +460,43 @@ impl Sender {
         self.place.gauge.backlog()
     }
 
-    /// How many cells wait in the queue.
+    /// How many cells wait.
     pub fn buffered(&self) -> usize {
-        self.queue.len()
+        match &self.sink {
+            Sink::Queue(queue) => queue.len(),
+            Sink::Stream(stream) => stream.as_ref().map_or(0, |stream| stream.buffered()),
+        }
     }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        if let Sink::Stream(stream) = &mut self.sink {
+            end_stream(stream, quic::End::Finished);
+        }
+    }
+}
+
+/// Asks a stream, which ends where it takes no more.
+fn poll_stream(
+    stream: &mut Option<Box<quic::Outbound>>,
+    poll: impl FnOnce(&mut quic::Outbound) -> Poll<Result<(), quic::Stop>>,
+) -> Poll<Result<(), Rejected>> {
+    let polled = match stream {
+        None => return Poll::Ready(Err(Rejected::Ended)),
+        Some(stream) => poll(stream),
+    };
+    polled.map_err(|stop| {
+        stream
+            .take()
+            .into_iter()
+            .for_each(|stream| stream.stop(&stop));
+        Rejected::Ended
+    })
+}
+
+fn end_stream(stream: &mut Option<Box<quic::Outbound>>, end: quic::End) {
+    stream.take().into_iter().for_each(|stream| stream.end(end));
 }
 
 impl Receiver {

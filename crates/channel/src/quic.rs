@@ -1,12 +1,13 @@
 //! A channel over QUIC: a control stream for circuit id 0 (the first bidirectional stream, the initiator's), and a bidirectional stream for each
-//! circuit, whose cells keep their 514 bytes. On the way of a cell circuits share nothing of ours: each has its stream with its window, its queue
-//! and its writing task; whoever reads a circuit reads its stream. What they share is QUIC's: the congestion window and the stack itself.
+//! circuit, whose cells keep their 514 bytes. On the way of a cell circuits share nothing of ours: each has its stream with its window, which whoever
+//! reads the circuit reads, and whoever sends on it writes, without a task between. What they share is QUIC's: the congestion window and the stack itself.
 //! RFC 9000 §2, §4 (streams, flow control); tor-spec: "Cell Packet format".
 
 use std::{
     future::poll_fn,
+    mem,
     net::IpAddr,
-    pin::{Pin, pin},
+    slice,
     sync::{Arc, Weak},
     task::{Context, Poll, ready},
     time::Duration,
@@ -18,9 +19,10 @@ use hoplite_quic::{
     Connection, ReadError, RecvStream, SendStream, VarInt, congestion,
     liveness::{Pulse, Vigil},
 };
-use hoplite_wire::cell::{self, Cell, CircuitId, Command, Reader, relay::StreamId};
+use hoplite_wire::cell::{self, Cell, CircuitId, Command, Reader};
 use parking_lot::Mutex;
 use tokio::{
+    runtime::Handle,
     sync::mpsc,
     task::JoinSet,
     time::{Instant, timeout},
@@ -33,7 +35,7 @@ use super::{
     ewma::{Activity, Scale},
     ids::{Ids, NoId},
     padding::Padding,
-    queue::{self, End, Keeper, Place, Receiver, Sender, Source, circuit_queue},
+    queue::{Keeper, Place, Receiver, Sender, Sink, Source},
     tls::destroy,
     traffic::Flow,
 };
@@ -73,7 +75,6 @@ pub(super) struct Transport(Arc<Shared>);
 /// What a circuit has before it has a stream.
 struct Berth {
     place: Arc<Place>,
-    queue: (queue::Tx, queue::Rx),
     gauge: Arc<Gauge>,
 }
 
@@ -184,29 +185,29 @@ impl Shared {
     }
 
     fn berth(&self, id: CircuitId, hold: Hold) -> Berth {
-        let (to, queue) = circuit_queue(self.config.outbox);
-        let gauge = Arc::new(Gauge::quic(self.config.window, to.watch()));
+        let gauge = Arc::new(Gauge::quic(self.config.window));
         self.counts.enter(&gauge, &self.config);
         let keeper = Keeper::Quic(Arc::clone(&self.ids));
         Berth {
             place: Place::new(id, keeper, hold, Arc::clone(&gauge)),
-            queue: (to, queue),
             gauge,
         }
     }
 
     fn circuit(&self, berth: Berth, hold: &Hold, send: SendStream, first: First) -> Circuit {
-        let Berth {
-            place,
-            queue: (to, queue),
-            gauge,
-        } = berth;
+        let Berth { place, gauge } = berth;
         let lanes = self.lanes.as_ref();
         let lanes = lanes.map(|lanes| lanes.enter(place.id, &self.connection));
         let (lanes_in, lanes_out) = lanes.unzip();
         let outbound = Outbound {
+            id: place.id,
             stream: send,
-            queue,
+            waiting: Waiting::default(),
+            bound: self.config.outbox.max(1).saturating_mul(cell::LEN),
+            is_full: false,
+            cells: 0,
+            activity: Activity::NONE,
+            level: 0,
             scale: self.scale,
             linger: self.config.linger,
             counts: Arc::clone(&self.counts),
@@ -216,14 +217,12 @@ impl Shared {
             pulse: self.pulse.clone(),
             padding: Arc::clone(&self.padding),
             lanes: lanes_out,
-            // The last cells are still on their way when nobody holds the circuit any more.
             _hold: hold.clone(),
         };
-        tokio::spawn(outbound.run(place.id));
         let inbound = first.inbound(place.id, Arc::clone(&self.counts), gauge, lanes_in);
         Circuit {
             id: place.id,
-            sender: Sender::new(to, Arc::clone(&place)),
+            sender: Sender::new(Sink::Stream(Some(Box::new(outbound))), Arc::clone(&place)),
             receiver: Receiver::new(Source::Stream(Box::new(inbound)), place),
         }
     }
@@ -507,7 +506,7 @@ impl Inbound {
     }
 
     fn note(&mut self, behind: bool) {
-        if std::mem::replace(&mut self.behind, behind) != behind {
+        if mem::replace(&mut self.behind, behind) != behind {
             self.gauge.is_behind(behind);
         }
         if behind {
@@ -608,25 +607,33 @@ async fn pad(stream: &mut SendStream, shared: &Shared) -> Why {
             shared.counts.padding.up();
         }
         shared.flow.wrote(cell::LEN);
-        if stream.write_chunk(encode(&[cell])).await.is_err() {
+        let mut waiting = Waiting::default();
+        waiting.push(&cell);
+        if stream.write_chunk(waiting.fresh.freeze()).await.is_err() {
             return Why::Gone;
         }
         shared.padding.sent();
     }
 }
 
-// Writes a circuit's queue to its stream. Its only wait for others is the connection's congestion window, where quiet
+// Writes a circuit's stream, by whoever sends on the circuit. Its only wait for others is the connection's congestion window, where quiet
 // streams go first.
 
-/// How many cells are written at once: 16 KiB.
-const MAX_BATCH: usize = 32;
 /// DESTROY: the stream is of no use any more.
 const FINISHED: u8 = 9;
 
 /// One circuit's sending side.
-struct Outbound {
+pub(super) struct Outbound {
+    id: CircuitId,
     stream: SendStream,
-    queue: queue::Rx,
+    waiting: Waiting,
+    /// How many bytes may wait, and whether so many did when a cell was last to be sent.
+    bound: usize,
+    is_full: bool,
+    /// Cells since they were last written.
+    cells: usize,
+    activity: Activity,
+    level: i32,
     scale: Scale,
     linger: Duration,
     counts: Arc<Counts>,
@@ -641,144 +648,236 @@ struct Outbound {
     _hold: Hold,
 }
 
-/// Why writing ended.
-enum Stop {
-    /// Our side did, and how.
-    Ours(End),
-    /// Our side did while a cell was on its way that the peer does not take.
-    Within(End),
+/// Cells, as they stand on the wire, that QUIC has not taken.
+#[derive(Default)]
+struct Waiting {
+    /// What of it was offered to QUIC.
+    offered: Bytes,
+    fresh: BytesMut,
+}
+
+/// Why nothing more is sent.
+#[derive(Debug)]
+pub(super) enum Stop {
     /// The peer takes no more, or is gone.
     Theirs,
+    /// Too much waits in the circuits of the process, and this one is to make room.
+    NoRoom,
+}
+
+/// How a circuit's sending side ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// What waits is delivered.
+    Finished,
+    /// What waits is thrown away, for this reason (tor-spec, "Tearing down circuits").
+    Aborted(u8),
+}
+
+impl Waiting {
+    fn push(&mut self, cell: &Cell) {
+        let written = cell::write(cell, &mut self.fresh);
+        debug_assert!(written.is_ok(), "a cell that fits no frame is left out");
+    }
+
+    fn len(&self) -> usize {
+        self.offered.len().saturating_add(self.fresh.len())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether the peer has the beginning of a cell whose rest waits.
+    fn is_within_cell(&self) -> bool {
+        !self.len().is_multiple_of(cell::LEN)
+    }
+
+    /// Has the stream take it all; `taken` counts what it took.
+    fn poll_write(
+        &mut self,
+        stream: &mut SendStream,
+        cx: &Context<'_>,
+        taken: &mut u64,
+    ) -> Poll<Result<(), Stop>> {
+        while !self.is_empty() {
+            if self.offered.is_empty() {
+                self.offered = mem::take(&mut self.fresh).freeze();
+            }
+            let offered = slice::from_mut(&mut self.offered);
+            match ready!(stream.poll_write_chunks(cx, offered)) {
+                Ok(written) => *taken = taken.saturating_add(written.bytes as u64),
+                Err(_) => return Poll::Ready(Err(Stop::Theirs)),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
 }
 
 impl Outbound {
-    async fn run(mut self, id: CircuitId) {
-        match self.carry().await {
-            Stop::Theirs => self.queue.close(),
-            Stop::Ours(End::Finished) => self.finish(FINISHED).await,
-            Stop::Ours(End::Aborted(reason)) => {
-                let last = encode(&[destroy(id, reason)]);
-                // It may not fit into the window; then the reset says it.
-                if self.write(StreamId::CIRCUIT, last).await.is_ok() {
-                    self.finish(reason).await;
-                }
+    /// Whether a cell can be sent. Once as many wait as may, half of them have to go first: nobody is woken for each cell.
+    pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Stop>> {
+        if self.gauge.is_over() {
+            return Poll::Ready(Err(Stop::NoRoom));
+        }
+        self.is_full |= self.waits() >= self.bound;
+        if self.is_full {
+            if let Poll::Ready(Err(stop)) = self.poll_flush(cx) {
+                return Poll::Ready(Err(stop));
             }
-            Stop::Within(End::Aborted(reason)) => self.reset(reason),
-            Stop::Within(End::Finished) => self.reset(FINISHED),
+            self.is_full = self.waits() > self.bound / 2;
+        }
+        if self.is_full {
+            Poll::Pending
+        } else {
+            Poll::Ready(Ok(()))
         }
     }
 
-    async fn carry(&mut self) -> Stop {
-        let mut cells = Vec::new();
-        let mut activity = Activity::NONE;
-        let mut level = 0;
-        let mut stopped = pin!(self.stream.stopped());
-        loop {
-            if let Err(stop) = self.next(&mut cells, stopped.as_mut()).await {
-                return stop;
-            }
-            let now = self.scale.at(Instant::now());
-            activity.add(cells.len(), now);
-            let new = activity.level(now);
-            if std::mem::replace(&mut level, new) != new {
-                self.set_priority(-new);
-            }
-            if let Err(stop) = self.deliver(&mut cells).await {
-                return stop;
-            }
-            cells.clear();
+    /// Takes a cell; whether there was room for it.
+    pub(super) fn push(&mut self, cell: Cell) -> bool {
+        let has_room = self.waits() < self.bound;
+        if has_room {
+            self.put(cell);
+        }
+        has_room
+    }
+
+    fn put(&mut self, cell: Cell) {
+        self.cells = self.cells.saturating_add(1);
+        match &mut self.lanes {
+            None => self.waiting.push(&cell),
+            Some(lanes) => lanes.push(cell),
         }
     }
 
-    fn set_priority(&mut self, priority: i32) {
-        drop(self.stream.set_priority(priority));
-        if let Some(lanes) = &mut self.lanes {
-            lanes.set_priority(priority);
+    /// How many cells wait.
+    pub(super) fn buffered(&self) -> usize {
+        self.waits().div_ceil(cell::LEN)
+    }
+
+    fn waits(&self) -> usize {
+        let lanes = self.lanes.as_ref();
+        lanes.map_or(self.waiting.len(), |lanes| lanes.waits())
+    }
+
+    /// Hands QUIC what waits; ready when it has taken all. The task is woken when it takes more, and when the circuit is to end.
+    pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Stop>> {
+        self.prioritise();
+        let before = self.written;
+        let flushed = match &mut self.lanes {
+            None => self
+                .waiting
+                .poll_write(&mut self.stream, cx, &mut self.written),
+            Some(lanes) => lanes.poll_write(&mut self.stream, cx, &mut self.written),
+        };
+        self.account(before);
+        if self.gauge.poll_over(cx).is_ready() {
+            return Poll::Ready(Err(Stop::NoRoom));
+        }
+        ready!(flushed)?;
+        match self.stream.poll_stopped(cx) {
+            Poll::Ready(_) => Poll::Ready(Err(Stop::Theirs)),
+            Poll::Pending => Poll::Ready(Ok(())),
         }
     }
 
-    async fn deliver(&mut self, cells: &mut [Cell]) -> Result<(), Stop> {
-        if self.lanes.is_none() {
-            return self.write(StreamId::CIRCUIT, encode(cells)).await;
+    /// The stream goes the later the more its circuit has sent.
+    fn prioritise(&mut self) {
+        let cells = mem::take(&mut self.cells);
+        if cells == 0 {
+            return;
         }
-        for run in cells.chunk_by_mut(|one, next| one.stream == next.stream) {
-            let stream = run.first().map_or(StreamId::CIRCUIT, |cell| cell.stream);
+        let now = self.scale.at(Instant::now());
+        self.activity.add(cells, now);
+        let level = self.activity.level(now);
+        if mem::replace(&mut self.level, level) != level {
+            drop(self.stream.set_priority(-level));
             if let Some(lanes) = &mut self.lanes {
-                lanes.number(run);
-                lanes.open(stream).await?;
+                lanes.set_priority(-level);
             }
-            self.write(stream, encode(run)).await?;
-        }
-        Ok(())
-    }
-
-    async fn next(
-        &self,
-        cells: &mut Vec<Cell>,
-        stopped: Pin<&mut impl Future>,
-    ) -> Result<(), Stop> {
-        tokio::select! {
-            biased;
-            got = poll_fn(|cx| self.queue.poll_drain(cx, MAX_BATCH, cells)) => got.map_err(Stop::Ours),
-            _ = stopped => Err(Stop::Theirs),
         }
     }
 
-    /// Once the circuit has ended here, what is left may take [`Config::linger`](crate::Config::linger); aborted: no time.
-    async fn write(&mut self, stream: StreamId, bytes: Bytes) -> Result<(), Stop> {
-        self.written = self.written.saturating_add(bytes.len() as u64);
-        self.flow.wrote(bytes.len());
-        self.gauge.is_stuck(true);
-        let lane = self.lanes.as_mut().and_then(|lanes| lanes.lane(stream));
-        let to = lane.unwrap_or(&mut self.stream);
-        let (queue, linger) = (&self.queue, self.linger);
-        let patience = async {
-            let end = poll_fn(|cx| queue.poll_end(cx)).await;
-            if end == End::Finished {
-                tokio::time::sleep(linger).await;
-            }
-            end
-        };
-        let written = tokio::select! {
-            biased;
-            written = to.write_chunk(bytes) => written.map_err(|_| Stop::Theirs),
-            end = patience => {
-                self.counts.unread.up();
-                Err(Stop::Within(end))
-            }
-        };
-        self.gauge.is_stuck(false);
+    /// Tells of what QUIC has taken since `before`.
+    fn account(&self, before: u64) {
+        self.gauge.waits(self.waits());
+        let more = self.written.saturating_sub(before);
+        if more == 0 {
+            return;
+        }
+        self.gauge.wrote(self.written);
+        self.flow.wrote(usize::try_from(more).unwrap_or(usize::MAX));
+        self.padding.sent();
         if let Some(pulse) = &self.pulse {
             pulse.packet();
         }
-        self.padding.sent();
-        self.gauge.wrote(self.written);
-        written
+    }
+
+    /// Nothing more is sent.
+    pub(super) fn stop(self: Box<Self>, stop: &Stop) {
+        match stop {
+            Stop::Theirs => {}
+            Stop::NoRoom => self.end(End::Aborted(RESOURCE_LIMIT)),
+        }
+    }
+
+    /// Ends it, in a task of its own: the last cells are still on their way when nobody holds the circuit any more. Without a runtime that is left to
+    /// the stream.
+    pub(super) fn end(self: Box<Self>, end: End) {
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(self.bury(end));
+        }
+    }
+
+    async fn bury(mut self: Box<Self>, end: End) {
+        match end {
+            // A circuit that is to make room does not wait.
+            End::Finished if !self.gauge.is_over() => {
+                let linger = self.linger;
+                let flushing = poll_fn(|cx| self.poll_flush(cx));
+                match timeout(linger, flushing).await {
+                    Ok(Ok(())) => self.finish(FINISHED).await,
+                    Ok(Err(Stop::Theirs)) => {}
+                    Ok(Err(Stop::NoRoom)) | Err(_) => self.leave(FINISHED),
+                }
+            }
+            End::Finished => self.abort(RESOURCE_LIMIT).await,
+            End::Aborted(reason) => self.abort(reason).await,
+        }
+    }
+
+    /// Says DESTROY instead of what waits. It may not fit: then the reset says it.
+    async fn abort(mut self: Box<Self>, reason: u8) {
+        let is_within_cell = self.waiting.is_within_cell();
+        self.waiting = Waiting::default();
+        if is_within_cell {
+            return self.leave(reason);
+        }
+        self.waiting.push(&destroy(self.id, reason));
+        let (stream, written) = (&mut self.stream, &mut self.written);
+        let said = poll_fn(|cx| Poll::Ready(self.waiting.poll_write(stream, cx, written)));
+        match said.await {
+            Poll::Ready(Ok(())) => self.finish(reason).await,
+            Poll::Ready(Err(_)) => {}
+            Poll::Pending => self.leave(reason),
+        }
     }
 
     /// Says that nothing follows, and waits until all has arrived; what does not in time is not kept.
-    async fn finish(mut self, reason: u8) {
-        if self.stream.finish().is_err() {
-            return;
-        }
-        if timeout(self.linger, self.stream.stopped()).await.is_err() {
-            self.counts.unread.up();
-            self.reset(reason);
+    async fn finish(mut self: Box<Self>, reason: u8) {
+        if self.stream.finish().is_ok()
+            && timeout(self.linger, self.stream.stopped()).await.is_err()
+        {
+            self.leave(reason);
         }
     }
 
-    fn reset(&mut self, reason: u8) {
+    /// What the peer did not take in time is thrown away.
+    fn leave(&mut self, reason: u8) {
+        self.counts.unread.up();
         drop(self.stream.reset(code(reason)));
     }
-}
-
-fn encode(cells: &[Cell]) -> Bytes {
-    let mut out = BytesMut::with_capacity(cells.len().saturating_mul(cell::LEN));
-    for cell in cells {
-        let written = cell::write(cell, &mut out);
-        debug_assert!(written.is_ok(), "a cell that fits no frame is left out");
-    }
-    out.freeze()
 }
 
 // How many circuits the peer may open on one connection: few at first, and more as it uses them. The QUIC stack keeps

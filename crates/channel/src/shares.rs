@@ -204,14 +204,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::queue::{self, circuit_queue};
 
-    /// A circuit whose queue shows whether it was ended.
-    fn circuit(who: u64) -> (Origin, Arc<Gauge>, (queue::Tx, queue::Rx)) {
-        let (tx, rx) = circuit_queue(4);
-        let gauge = Arc::new(Gauge::quic(0, tx.watch()));
+    fn circuit(who: u64) -> (Origin, Arc<Gauge>) {
+        let gauge = Arc::new(Gauge::quic(0));
         let circuit = Handle::new(&gauge);
-        (Origin { who, circuit }, gauge, (tx, rx))
+        (Origin { who, circuit }, gauge)
     }
 
     #[test]
@@ -225,13 +222,12 @@ mod tests {
         assert_eq!(shares.len(), 30, "a few are spared");
         assert!(shares.take(&circuit(1).0, usize::MAX, now).is_none());
         now += Duration::from_secs(1);
-        for (_, gauge, _) in &hogs[..29] {
+        for (_, gauge) in &hogs[..29] {
             gauge.read(7);
         }
-        let (origin, _gauge, _lane) = circuit(2);
+        let (origin, _gauge) = circuit(2);
         let share = shares.take(&origin, usize::MAX, now).unwrap();
-        let ended =
-            |(_, _, (_, rx)): &(Origin, Arc<Gauge>, (queue::Tx, queue::Rx))| rx.ended().is_some();
+        let ended = |(_, gauge): &(Origin, Arc<Gauge>)| gauge.is_over();
         assert!(
             ended(&hogs[29]) && !hogs[..29].iter().any(ended),
             "the idle one"

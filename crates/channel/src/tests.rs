@@ -193,6 +193,7 @@ async fn a_full_queue_says_so_and_takes_cells_again_later() {
         }
         let full = a.sender.send(cell(Command::RELAY, sent));
         assert_eq!((full, a.sender.buffered()), (Err(Rejected::Full), 64));
+        soon(a.sender.flush()).await.unwrap();
         for number in 0..sent {
             assert_eq!(recv(&mut b).await, (Command::RELAY, number));
         }

@@ -25,7 +25,7 @@ use super::{
     ewma::{Activity, HalfLives, Scale, Turns},
     ids::{Ids, NoId},
     padding::Padding,
-    queue::{self, Keeper, Place, Receiver, Refused, Sender, Source, circuit_queue},
+    queue::{self, Keeper, Place, Receiver, Refused, Sender, Sink, Source, circuit_queue},
     traffic::Flow,
 };
 
@@ -159,7 +159,7 @@ impl Shared {
         let place = Place::new(key.id, keeper, hold, gauge);
         Circuit {
             id: key.id,
-            sender: Sender::new(news.outbox, Arc::clone(&place)),
+            sender: Sender::new(Sink::Queue(news.outbox), Arc::clone(&place)),
             receiver: Receiver::new(Source::Queue(news.inbox), place),
         }
     }

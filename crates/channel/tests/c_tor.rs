@@ -137,6 +137,7 @@ async fn make_circuit(channel: &Channel) {
     });
     circuit.sender.ready().await.unwrap();
     circuit.sender.send(create.unwrap()).unwrap();
+    circuit.sender.flush().await.unwrap();
     let answer = tokio::time::timeout(Duration::from_secs(30), circuit.receiver.recv());
     let answer = answer.await.expect("no answer").unwrap();
     assert_eq!(

@@ -202,6 +202,7 @@ async fn made(channel: &Channel, relay: &SignedDescriptor) -> Option<Made> {
     circuit.sender.ready().await.ok()?;
     let cell = create(&circuit, &skin);
     circuit.sender.send(cell).ok()?;
+    circuit.sender.flush().await.ok()?;
     let cell = timeout(Duration::from_secs(5), circuit.receiver.recv())
         .await
         .ok()??;
@@ -261,7 +262,9 @@ async fn extend(
 
 /// Whether the relay at the circuit's end says something to `cell`, whatever it is.
 async fn is_answered(made: &mut Made, cell: Cell) -> bool {
-    if made.circuit.sender.ready().await.is_err() || made.circuit.sender.send(cell).is_err() {
+    let sender = &mut made.circuit.sender;
+    if sender.ready().await.is_err() || sender.send(cell).is_err() || sender.flush().await.is_err()
+    {
         return false;
     }
     let answer = timeout(Duration::from_secs(35), made.circuit.receiver.recv()).await;
@@ -348,7 +351,7 @@ async fn skins(attack: Arc<Attack>, channels: usize) {
                     }
                     let cell = create(&circuit, &skin);
                     attack.tally.tried.fetch_add(1, Relaxed);
-                    if circuit.sender.send(cell).is_err() {
+                    if circuit.sender.send(cell).is_err() || circuit.sender.flush().await.is_err() {
                         break;
                     }
                     let attack = Arc::clone(&attack);
@@ -599,7 +602,7 @@ async fn begun_and_ended(attack: &Attack, channel: &Channel) {
     let (_, skin) = skin(&attack.first);
     if circuit.sender.ready().await.is_ok() {
         let cell = create(&circuit, &skin);
-        if circuit.sender.send(cell).is_ok() {
+        if circuit.sender.send(cell).is_ok() && circuit.sender.flush().await.is_ok() {
             attack.tally.tried.fetch_add(1, Relaxed);
         }
     }

@@ -106,8 +106,14 @@ pub trait Sender: Send {
     /// Whether it takes one more cell.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Closed>>;
 
-    /// Takes it, and sets its circuit; without [`Self::poll_ready`] before, it may be lost.
+    /// Takes it, and sets its circuit; without [`Self::poll_ready`] before, it may be lost. It leaves at [`Self::poll_flush`] at the latest.
     fn send(&mut self, cell: Cell);
+
+    /// Whether the channel has what was sent. Whoever has sent, or waits for something else, asks: it is woken when the channel takes more, and when the
+    /// circuit ends. By default the channel has it at once.
+    fn poll_flush(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Closed>> {
+        Poll::Ready(Ok(()))
+    }
 
     /// Where its holder counts what it keeps for the circuit, so that the channel knows. By default nobody does.
     fn backlog(&self) -> Arc<CircuitBacklog> {
@@ -260,6 +266,10 @@ impl Sender for hoplite_channel::Sender {
     fn send(&mut self, cell: Cell) {
         // What is not taken any more belongs to a circuit that has ended, as the next `poll_ready` says.
         Self::send(self, cell).ok();
+    }
+
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Closed>> {
+        Self::poll_flush(self, cx).map_err(|_| Closed)
     }
 
     fn backlog(&self) -> Arc<CircuitBacklog> {

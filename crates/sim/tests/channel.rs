@@ -157,6 +157,7 @@ async fn circuit(near: &Channel, far: &Channel) -> (Circuit, Circuit) {
     let mut here = soon(near.open()).await.expect("opens");
     soon(here.sender.ready()).await.expect("room");
     here.sender.send(cell(Command::CREATE2)).expect("taken");
+    here.sender.flush().await.expect("taken");
     let mut there = soon(far.accept()).await.expect("comes");
     soon(there.receiver.recv()).await.expect("its first cell");
     (here, there)
@@ -167,6 +168,7 @@ async fn send(sender: &mut Sender, count: usize) {
         sender.ready().await.expect("room");
         sender.send(cell(Command::RELAY)).expect("taken");
     }
+    sender.flush().await.expect("taken");
 }
 
 async fn receive(receiver: &mut Receiver, count: usize) {

@@ -9,15 +9,20 @@
 //!
 //! A lane ends with its circuit: of the end of a stream a relay in the middle is not told.
 
-use std::{collections::HashMap, sync::Arc, task::Poll};
+use std::{
+    collections::{HashMap, VecDeque},
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Poll, ready},
+};
 
-use bytes::Bytes;
-use hoplite_quic::{Connection, RecvStream, SendStream};
+use hoplite_quic::{Connection, ConnectionError, RecvStream, SendStream};
 use hoplite_wire::cell::{Cell, CircuitId, Command, Reader, relay::StreamId};
 use parking_lot::Mutex;
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 
-use super::{Cells, Context, Read, Shared, Stop};
+use super::{Cells, Context, Read, Shared, Stop, Waiting};
 
 /// How many lanes a peer may have open on a channel; with one more a circuit waits until others have ended.
 pub(super) const MOST_LANES: u32 = 4096;
@@ -59,6 +64,8 @@ impl Lanes {
             next: FIRST,
             priority: 0,
             lanes: HashMap::new(),
+            opening: None,
+            runs: VecDeque::new(),
         };
         (Box::new(from), Box::new(to))
     }
@@ -212,34 +219,82 @@ pub(super) struct LanesOut {
     next: u32,
     priority: i32,
     lanes: HashMap<StreamId, SendStream>,
+    /// The lane of the first run.
+    opening: Option<Opening>,
+    /// Cells that wait, those that follow each other on one lane together.
+    runs: VecDeque<(StreamId, Waiting)>,
 }
 
+type Opening = Pin<Box<dyn Future<Output = Result<SendStream, ConnectionError>> + Send>>;
+
 impl LanesOut {
-    /// Numbers cells in the order in which they leave.
-    pub(super) fn number(&mut self, cells: &mut [Cell]) {
-        for cell in cells.iter_mut().filter(|cell| is_numbered(cell)) {
+    /// Takes a cell. RELAY cells are numbered in the order in which they come.
+    pub(super) fn push(&mut self, mut cell: Cell) {
+        if is_numbered(&cell) {
             cell.circuit = CircuitId::new(self.next);
             self.next = self.next.wrapping_add(1);
         }
-    }
-
-    /// Opens the lane of a stream, if it has none; the circuit's own stream is none.
-    pub(super) async fn open(&mut self, stream: StreamId) -> Result<(), Stop> {
-        if stream == StreamId::CIRCUIT || self.lanes.contains_key(&stream) {
-            return Ok(());
+        match self.runs.back_mut() {
+            Some((stream, run)) if *stream == cell.stream => run.push(&cell),
+            _ => {
+                let mut run = Waiting::default();
+                run.push(&cell);
+                self.runs.push_back((cell.stream, run));
+            }
         }
-        let lane = self.connection.open_uni().await;
-        let mut lane = lane.map_err(|_| Stop::Theirs)?;
-        drop(lane.set_priority(self.priority));
-        let head = Bytes::copy_from_slice(&self.id.number().to_be_bytes());
-        lane.write_chunk(head).await.map_err(|_| Stop::Theirs)?;
-        self.lanes.insert(stream, lane);
-        Ok(())
     }
 
-    /// The lane of a stream; `None`: it goes by the circuit's own stream.
-    pub(super) fn lane(&mut self, stream: StreamId) -> Option<&mut SendStream> {
-        self.lanes.get_mut(&stream)
+    /// How many bytes wait.
+    pub(super) fn waits(&self) -> usize {
+        self.runs.iter().map(|(_, run)| run.len()).sum()
+    }
+
+    /// Has the lanes take what waits, and opens those that are not there; what is the circuit's own goes by `own`.
+    pub(super) fn poll_write(
+        &mut self,
+        own: &mut SendStream,
+        cx: &mut Context<'_>,
+        taken: &mut u64,
+    ) -> Poll<Result<(), Stop>> {
+        while let Some((stream, mut run)) = self.runs.pop_front() {
+            let written = match self.poll_lane(stream, cx) {
+                Poll::Ready(Ok(lane)) => run.poll_write(lane.unwrap_or(own), cx, taken),
+                Poll::Ready(Err(stop)) => Poll::Ready(Err(stop)),
+                Poll::Pending => Poll::Pending,
+            };
+            if !run.is_empty() {
+                self.runs.push_front((stream, run));
+            }
+            ready!(written)?;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// The lane of a stream, opened if there is none; `None`: it goes by the circuit's own stream.
+    fn poll_lane(
+        &mut self,
+        stream: StreamId,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<&mut SendStream>, Stop>> {
+        if stream != StreamId::CIRCUIT && !self.lanes.contains_key(&stream) {
+            let (connection, id) = (self.connection.clone(), self.id);
+            let opening = self.opening.get_or_insert_with(|| {
+                Box::pin(async move {
+                    let mut lane = connection.open_uni().await?;
+                    // What breaks it is told by what is written next.
+                    drop(lane.write_all(&id.number().to_be_bytes()).await);
+                    Ok(lane)
+                })
+            });
+            let lane = ready!(opening.as_mut().poll(cx));
+            self.opening = None;
+            let Ok(lane) = lane else {
+                return Poll::Ready(Err(Stop::Theirs));
+            };
+            drop(lane.set_priority(self.priority));
+            self.lanes.insert(stream, lane);
+        }
+        Poll::Ready(Ok(self.lanes.get_mut(&stream)))
     }
 
     pub(super) fn set_priority(&mut self, priority: i32) {

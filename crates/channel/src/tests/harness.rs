@@ -237,6 +237,7 @@ pub(crate) fn bytes(cell: &Cell) -> BytesMut {
 pub(crate) async fn send(circuit: &mut Circuit, command: Command, number: u32) {
     soon(circuit.sender.ready()).await.unwrap();
     circuit.sender.send(cell(command, number)).unwrap();
+    soon(circuit.sender.flush()).await.unwrap();
 }
 
 pub(crate) async fn recv(circuit: &mut Circuit) -> (Command, u32) {

@@ -41,6 +41,7 @@ async fn exchange_streams(mut a: Circuit, mut b: Circuit) {
             cell.stream = StreamId(u16::try_from(n % (STREAMS + 1)).unwrap());
             a.sender.send(cell).unwrap();
         }
+        soon(a.sender.flush()).await.unwrap();
     };
     let received = async {
         for n in 0..CELLS {

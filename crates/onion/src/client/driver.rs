@@ -375,6 +375,18 @@ impl Driver {
 
     /// Runs until the circuit ends, and answers with why.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
+        let polled = self.take_turns(cx);
+        if polled.is_pending()
+            && self.ending.is_none()
+            && let Poll::Ready(Err(channel::Closed)) = self.channel.sender.poll_flush(cx)
+        {
+            let error = self.closed();
+            return self.last_words(cx, error);
+        }
+        polled
+    }
+
+    fn take_turns(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         self.now = Instant::now();
         if let Some(error) = self.given_up() {
             return Poll::Ready(error);

@@ -358,7 +358,8 @@ async fn send(circuit: &mut channel::CircuitEnds, cell: Cell) -> Result<(), Dest
     })
     .await?;
     circuit.sender.send(cell);
-    Ok(())
+    let flushed = poll_fn(|cx| circuit.sender.poll_flush(cx)).await;
+    flushed.map_err(|_| DestroyReason::CHANNEL_CLOSED)
 }
 
 fn reason(error: &hoplite_overlay::Error) -> DestroyReason {

@@ -195,9 +195,23 @@ impl Driver {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
-        let polled = self.take_turns(cx);
+        let mut polled = self.take_turns(cx);
+        if polled.is_pending() && self.flush(cx).is_err() {
+            polled = Poll::Ready(Ended(None));
+        }
         self.moved.tell(&self.relay.counters);
         polled
+    }
+
+    /// All that a turn has brought leaves together. If the next relay takes nothing any more, what comes from it says why, or ends.
+    fn flush(&mut self, cx: &mut Context<'_>) -> Result<(), channel::Closed> {
+        if let Next::Open(next) = &mut self.next {
+            let _unless_ended = next.sender.poll_flush(cx);
+        }
+        match self.back.sender.poll_flush(cx) {
+            Poll::Ready(Err(closed)) => Err(closed),
+            _ => Ok(()),
+        }
     }
 
     fn take_turns(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {

@@ -41,6 +41,7 @@ pub(crate) async fn send(circuit: &mut channel::CircuitEnds, cell: Cell) {
     let ready = soon(poll_fn(|cx| circuit.sender.poll_ready(cx))).await;
     if ready.is_ok() {
         circuit.sender.send(cell);
+        let _unless_ended = soon(poll_fn(|cx| circuit.sender.poll_flush(cx))).await;
     }
 }
 

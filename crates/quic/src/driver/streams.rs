@@ -240,6 +240,20 @@ impl SendStream {
         state.stack.send_stream(self.id).set_priority(priority)
     }
 
+    /// Ready when the peer does not want the stream, for this reason of its, or when it has ended: `None`. Else the task is woken then, in the place of one
+    /// that waits for room, and is woken when there is room as well.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn poll_stopped(&self, cx: &Context<'_>) -> Poll<Result<Option<VarInt>, StoppedError>> {
+        let mut state = self.hold.inner().state();
+        if let Some(answer) = stopped(&mut state, self.id) {
+            return Poll::Ready(answer);
+        }
+        state.writers.insert(self.id, cx.waker().clone());
+        Poll::Pending
+    }
+
     /// Waits until the peer does not want the stream, for this reason of its, or has all of it: `None`.
     ///
     /// # Errors

@@ -268,6 +268,10 @@ impl Sender for Outward {
         Sender::send(&mut self.sender, cell);
     }
 
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Closed>> {
+        Sender::poll_flush(&mut self.sender, cx)
+    }
+
     fn backlog(&self) -> Arc<CircuitBacklog> {
         Arc::clone(self.sender.backlog())
     }
