@@ -18,6 +18,7 @@ pub mod family;
 pub mod hs_ntor;
 pub mod identity;
 pub mod introduction;
+mod key_stream;
 mod keys;
 pub mod layers;
 pub mod ntor;

@@ -20,7 +20,10 @@ use polyval::{Polyval, universal_hash::UniversalHash};
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-use super::{Refused, Seed};
+use super::{
+    Refused, Seed,
+    key_stream::{BLOCK, Block, KeyStream, xor},
+};
 
 /// Bytes before the message of a cell, and of what an authenticated SENDME repeats.
 pub const TAG: usize = 16;
@@ -28,8 +31,6 @@ pub const TAG: usize = 16;
 /// A cell's first bytes as the relay end of its last layer has them: an authenticated SENDME repeats them.
 pub type Tag = [u8; TAG];
 
-/// Bytes of an AES block, of its key, and of a key of the universal hash.
-const BLOCK: usize = 16;
 /// What is enciphered by the stream.
 const MESSAGE: usize = BODY - TAG;
 /// Blocks of the key stream that are made for a message: of the last one nothing is used, but they are made eight at a time.
@@ -41,8 +42,6 @@ const RENEWAL: u8 = 31;
 
 /// Bytes of a handshake's seed that the keys of a layer take.
 pub(super) const KEYS: usize = size_of::<[State; 2]>();
-
-type Block = [u8; BLOCK];
 
 /// What one direction begins with: the keys of the first block and of its tweak, those of the stream and of its counter, and the nonce.
 type State = [Block; 5];
@@ -199,8 +198,17 @@ impl<B: BlockCipher> Direction<B> {
 
     /// New keys and a new nonce, out of the key stream behind the cell that has been enciphered.
     fn renew(&mut self, counter: &Counter) {
-        let KeyStream(state) = &KeyStream::new(&self.stream, counter, RENEWAL);
-        self.set(state);
+        let state = self.key_stream(counter, RENEWAL);
+        self.set(state.blocks());
+    }
+
+    /// The key stream from the block of this number on.
+    fn key_stream<const N: usize>(&self, counter: &Counter, from: u8) -> KeyStream<N> {
+        let counter = **counter;
+        KeyStream::new(
+            &self.stream,
+            (from..).map(|number| counter | u128::from(number)),
+        )
     }
 
     /// Sets what a cell for the other end begins with.
@@ -221,8 +229,7 @@ impl<B: BlockCipher> Direction<B> {
             self.apply_first(command, first, message);
         }
         let counter = self.counter(first);
-        let stream = KeyStream::<STREAM>::new(&self.stream, &counter, 0);
-        xor(message, stream.0.as_flattened());
+        self.key_stream::<STREAM>(&counter, 0).apply(0, message);
         if !B::BEFORE_STREAM {
             self.apply_first(command, first, message);
         }
@@ -269,29 +276,6 @@ impl<B: BlockCipher> Drop for Direction<B> {
     }
 }
 
-/// Blocks of a cell's key stream, overwritten all at once when dropped.
-struct KeyStream<const N: usize>([Block; N]);
-
-impl<const N: usize> KeyStream<N> {
-    /// The blocks from this number on.
-    #[inline]
-    fn new(key: &Aes128Enc, counter: &Counter, from: u8) -> Self {
-        let mut stream = Self([[0; BLOCK]; N]);
-        for (block, number) in stream.0.iter_mut().zip(from..) {
-            *block = (**counter | u128::from(number)).to_be_bytes();
-        }
-        key.encrypt_blocks(aes::Block::cast_slice_from_core_mut(&mut stream.0));
-        stream
-    }
-}
-
-impl<const N: usize> Drop for KeyStream<N> {
-    fn drop(&mut self) {
-        self.0 = [[0; BLOCK]; N];
-        black_box(self);
-    }
-}
-
 /// AES-128 over the first block: a relay enciphers it, before the stream, which begins with what comes out; a client deciphers it, behind.
 trait BlockCipher: KeyInit<KeySize = U16> {
     const BEFORE_STREAM: bool;
@@ -311,12 +295,6 @@ impl BlockCipher for Aes128Dec {
 
     fn apply(&self, block: &mut aes::Block) {
         self.decrypt_block(block);
-    }
-}
-
-fn xor(bytes: &mut [u8], with: &[u8]) {
-    for (byte, other) in bytes.iter_mut().zip(with) {
-        *byte ^= other;
     }
 }
 

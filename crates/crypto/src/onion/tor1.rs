@@ -6,20 +6,23 @@
 //! What it gives: a relay between learns nothing of a cell. What it does not: a relay can flip bits that another relay finds flipped
 //! (tagging); the last one then recognises nothing any more, and the circuit dies. Nothing here is more than what Tor has.
 
-use std::fmt;
+use std::{fmt, hint::black_box};
 
-use aws_lc_rs::{
-    cipher::{AES_128, AES_256, Algorithm, EncryptingKey, EncryptionContext, UnboundCipherKey},
-    digest::{Context, SHA3_256},
-    iv::FixedLength,
+use aes::{
+    Aes128Enc, Aes256Enc,
+    cipher::{BlockCipherEncrypt, KeyInit, consts::U16},
 };
+use aws_lc_rs::digest::{Context, SHA3_256};
 pub use hoplite_wire::cell::BODY;
 use hoplite_wire::cell::relay::{DIGEST_AT, RECOGNIZED_AT};
 use sha1::{Digest as _, Sha1};
 use subtle::ConstantTimeEq;
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroizing;
 
-use super::{Refused, Seed};
+use super::{
+    Refused, Seed,
+    key_stream::{BLOCK, KeyStream},
+};
 
 /// Bytes of a handshake's seed that the keys of a relay's layer take.
 pub(super) const KEYS: usize = 2 * (<Sha1 as Hash>::SEED + <Sha1 as Hash>::KEY);
@@ -70,15 +73,15 @@ impl Keys {
 }
 
 /// The state of one direction.
-struct Direction<H> {
-    stream: Stream,
+struct Direction<H: Hash> {
+    stream: Stream<H::Cipher>,
     hash: Running<H>,
 }
 
 impl<H: Hash> Direction<H> {
     fn new(hash: &[u8], key: &[u8]) -> Result<Self, Refused> {
         Ok(Self {
-            stream: Stream::new(H::CIPHER, key)?,
+            stream: Stream::new(key)?,
             hash: Running::new(hash),
         })
     }
@@ -147,7 +150,7 @@ pub(super) enum ClientLayer {
 }
 
 /// What leaves, and what comes.
-pub(super) struct Ends<H> {
+pub(super) struct Ends<H: Hash> {
     outgoing: Direction<H>,
     incoming: Direction<H>,
 }
@@ -213,7 +216,7 @@ pub(super) trait Hash: Clone {
     const SEED: usize;
     /// Bytes of the cipher's key (`KEY_LEN`).
     const KEY: usize;
-    const CIPHER: &'static Algorithm;
+    type Cipher: Cipher;
 
     fn begin(seed: &[u8]) -> Self;
     fn count(&mut self, bytes: &[u8]);
@@ -224,7 +227,7 @@ pub(super) trait Hash: Clone {
 impl Hash for Sha1 {
     const SEED: usize = 20;
     const KEY: usize = 16;
-    const CIPHER: &'static Algorithm = &AES_128;
+    type Cipher = Aes128Enc;
 
     fn begin(seed: &[u8]) -> Self {
         Self::new_with_prefix(seed)
@@ -246,7 +249,7 @@ pub(super) struct Sha3(Context);
 impl Hash for Sha3 {
     const SEED: usize = 32;
     const KEY: usize = 32;
-    const CIPHER: &'static Algorithm = &AES_256;
+    type Cipher = Aes256Enc;
 
     fn begin(seed: &[u8]) -> Self {
         let mut context = Context::new(&SHA3_256);
@@ -318,50 +321,46 @@ fn set<const N: usize>(body: &mut [u8; BODY], at: usize, value: [u8; N]) {
 
 // AES-CTR over one direction's cells: NIST SP 800-38A §6.5, the counter starts at zero.
 
-const BLOCK: usize = 16;
+/// Blocks of a cell's key stream: what the cell before has left of a block, and the body.
+const STREAM: usize = (BLOCK - 1 + BODY).div_ceil(BLOCK);
 
 const BLOCK_U64: u64 = 16;
 
 const BODY_U64: u64 = 509;
 
-/// A key, and how many bytes of its key stream are used up. The library wipes the key.
-struct Stream {
-    key: EncryptingKey,
+/// A key, and how many bytes of its key stream are used up. The key is overwritten by one of zeros when dropped.
+struct Stream<C: Cipher> {
+    key: C,
     used: u64,
 }
 
-impl Stream {
-    fn new(cipher: &'static Algorithm, key: &[u8]) -> Result<Self, Refused> {
-        let key = UnboundCipherKey::new(cipher, key).map_err(|_| Refused::System)?;
-        let key = EncryptingKey::ctr(key).map_err(|_| Refused::System)?;
+/// AES with keys of some length.
+pub(super) trait Cipher: KeyInit + BlockCipherEncrypt<BlockSize = U16> {}
+
+impl Cipher for Aes128Enc {}
+
+impl Cipher for Aes256Enc {}
+
+impl<C: Cipher> Stream<C> {
+    fn new(key: &[u8]) -> Result<Self, Refused> {
+        let key = C::new_from_slice(key).map_err(|_| Refused::System)?;
         Ok(Self { key, used: 0 })
     }
 
-    /// Enciphers or deciphers the next cell. Where the cipher failed, which it has no reason to, the body is wiped: it never leaves in the clear.
-    ///
-    /// A cell is no whole number of blocks, and the library starts at a block: the body is moved behind as many bytes as the block before has
-    /// used up. One call for a cell is faster than keeping the rest of a block and two calls.
+    /// Enciphers or deciphers the next cell. A cell is no whole number of blocks: it begins within one.
     fn apply(&mut self, body: &mut [u8; BODY]) {
-        let mut room = [0; BLOCK + BODY];
-        if self.apply_in(&mut room, body).is_none() {
-            body.zeroize();
-        }
-        // What stands before the body is key stream; behind it, where the body is, the caller has the same.
-        if let Some(head) = room.first_chunk_mut::<BLOCK>() {
-            head.zeroize();
-        }
+        let first = u128::from(self.used / BLOCK_U64);
+        let skip = usize::try_from(self.used % BLOCK_U64).unwrap_or_default();
+        let stream = KeyStream::<STREAM>::new(&self.key, first..);
+        stream.apply(skip, body);
         self.used = self.used.wrapping_add(BODY_U64);
     }
+}
 
-    fn apply_in(&self, room: &mut [u8; BLOCK + BODY], body: &mut [u8; BODY]) -> Option<()> {
-        let skip = usize::try_from(self.used % BLOCK_U64).ok()?;
-        let room = room.get_mut(..skip + BODY)?;
-        room.get_mut(skip..)?.copy_from_slice(body);
-        let counter = u128::from(self.used / BLOCK_U64).to_be_bytes();
-        let counter = EncryptionContext::Iv128(FixedLength::from(counter));
-        self.key.less_safe_encrypt(room, counter).ok()?;
-        body.copy_from_slice(room.get(skip..)?);
-        Some(())
+impl<C: Cipher> Drop for Stream<C> {
+    fn drop(&mut self) {
+        self.key = C::new(&Default::default());
+        black_box(self);
     }
 }
 

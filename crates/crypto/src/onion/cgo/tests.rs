@@ -21,7 +21,7 @@ fn state(texts: &[&str]) -> State {
 /// What the next keys and the next nonce are made of.
 fn renewal<B: BlockCipher>(direction: &mut Direction<B>, nonce: &Block) -> State {
     let counter = direction.counter(nonce);
-    KeyStream::new(&direction.stream, &counter, RENEWAL).0
+    *direction.key_stream(&counter, RENEWAL).blocks()
 }
 
 fn tag_of(bytes: &[u8]) -> &Tag {

@@ -1,4 +1,4 @@
-use aws_lc_rs::cipher::{AES_128, EncryptingKey, EncryptionContext, UnboundCipherKey};
+use aws_lc_rs::cipher::{AES_128, AES_256, EncryptingKey, EncryptionContext, UnboundCipherKey};
 use proptest::prelude::*;
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use shake::{ExtendableOutput, Shake256, Update, XofReader};
