@@ -5,6 +5,7 @@
 
 mod ack_frames;
 mod learner;
+mod pieces;
 
 use std::{
     collections::VecDeque,
@@ -25,6 +26,7 @@ use parking_lot::Mutex;
 use self::{
     ack_frames::{Folder, Sending, Unfolder},
     learner::{Disorder, Learner},
+    pieces::Pieces,
 };
 
 /// What is fixed when a connection begins.
@@ -75,6 +77,7 @@ struct State {
     cutter: Cutter,
     folder: Folder,
     unfolder: Unfolder,
+    pieces: Pieces,
     /// The congestion controller wants to hear of every lost packet.
     tells_all: bool,
 }
@@ -86,6 +89,7 @@ struct Found {
     ack_frequency: bool,
     immediate_ack: bool,
     datagram: bool,
+    stream: bool,
 }
 
 impl Found {
@@ -95,7 +99,9 @@ impl Found {
             match frame.content {
                 Content::Ack(_) => found.ack = true,
                 Content::Datagram(_) => found.datagram = true,
+                Content::Stream { .. } => found.stream = true,
                 _ => {
+                    found.stream |= frame.kind == kind::RESET_STREAM;
                     found.ack_frequency |= frame.kind == kind::ACK_FREQUENCY;
                     found.immediate_ack |= frame.kind == kind::IMMEDIATE_ACK;
                 }
@@ -181,14 +187,22 @@ impl AckController {
         &self.bounds
     }
 
-    /// A 1-RTT packet was received and is authentic; what the stack gets of it is what this leaves.
-    pub(super) fn received(&self, number: u64, payload: &mut BytesMut, now: impl Fn() -> Instant) {
+    /// A 1-RTT packet was received and is authentic; what the stack gets of it is what this leaves. False: nothing, not even that it came.
+    pub(super) fn received(
+        &self,
+        number: u64,
+        payload: &mut BytesMut,
+        now: impl Fn() -> Instant,
+    ) -> bool {
         let mut state = self.state.lock();
         let Some(gap) = state.seen.insert(number) else {
-            return;
+            return true;
         };
-        state.schedule.received(gap);
         let found = Found::within(payload);
+        if found.stream && !state.pieces.take(payload) {
+            return false;
+        }
+        state.schedule.received(gap);
         if found.ack_frequency {
             state.tame(payload);
         }
@@ -213,6 +227,7 @@ impl AckController {
         state.schedule.tell(payload);
         drop(state);
         self.inbox.wake();
+        true
     }
 
     /// A 1-RTT packet is about to be sent.

@@ -20,6 +20,8 @@ pub mod kind {
     pub const ACK: u64 = 0x02;
     /// Acknowledges, and counts ECN marks.
     pub const ACK_ECN: u64 = 0x03;
+    /// Gives a stream up.
+    pub const RESET_STREAM: u64 = 0x04;
     /// Handshake bytes.
     pub const CRYPTO: u64 = 0x06;
     /// Address validation for later.
