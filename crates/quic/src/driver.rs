@@ -18,6 +18,7 @@ mod connection;
 mod endpoint;
 mod socket;
 mod streams;
+mod windows;
 
 use std::{
     cell::Cell,
@@ -49,6 +50,7 @@ pub use self::{
     streams::{
         ReadError, ReadExactError, ReadToEndError, RecvStream, SendStream, StoppedError, WriteError,
     },
+    windows::{WindowBounds, WindowBudget},
 };
 use crate::{
     coalesce::{MOST_BYTES, MOST_SEGMENTS},
@@ -434,6 +436,7 @@ impl Task {
             }
         }
         inner.tell(&mut connection);
+        connection.follow_windows(now());
         if is_drained {
             self.set_deadline(&inner, connection.deadline.take(), None);
             if self.shared.open.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -454,7 +457,7 @@ impl Task {
             drop(connection);
             self.turn.push_back(inner);
         } else {
-            let next = connection.stack.poll_timeout();
+            let next = connection.next_deadline();
             let last = mem::replace(&mut connection.deadline, next);
             drop(connection);
             self.set_deadline(&inner, last, next);

@@ -25,7 +25,12 @@ use quinn_proto::{
 };
 use tokio::sync::Notify;
 
-use super::{RecvStream, SendStream, endpoint::Shared, now};
+use super::{
+    RecvStream, SendStream, WindowBounds, WindowBudget,
+    endpoint::Shared,
+    now,
+    windows::{Heard, Windows},
+};
 
 /// What the task and the handles share.
 pub(super) struct Inner {
@@ -62,6 +67,8 @@ pub(super) struct State {
     pub(super) writers: BTreeMap<StreamId, Waker>,
     /// Who waits for the end of a stream.
     pub(super) stopped: BTreeMap<StreamId, Arc<Notify>>,
+    /// Where windows grow with what moves.
+    windows: Option<Box<Windows>>,
 }
 
 /// A packet that came for a connection.
@@ -81,6 +88,54 @@ impl State {
         if arrival.to.is_some() && arrival.from == self.stack.remote_address() {
             self.reached = arrival.to;
         }
+    }
+
+    /// When it wants to be asked next.
+    pub(super) fn next_deadline(&mut self) -> Option<Instant> {
+        let windows = self.windows.as_ref().and_then(|windows| windows.deadline());
+        [self.stack.poll_timeout(), windows]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Looks whether the peer is blocked by what nobody reads.
+    pub(super) fn follow_windows(&mut self, now: Instant) {
+        let Some(windows) = &mut self.windows else {
+            return;
+        };
+        let frames = self.stack.stats().frame_rx;
+        let heard = Heard {
+            blocked: frames.data_blocked,
+            stream: frames.stream,
+        };
+        if let Some(window) = windows.heard(heard, self.stack.rtt(), now) {
+            set_receive_window(&mut self.stack, window);
+        }
+    }
+
+    /// So many bytes were read. Whether the peer is to be told something.
+    pub(super) fn has_read(&mut self, bytes: usize) -> bool {
+        let Some(windows) = self.windows.as_mut().filter(|_| bytes > 0) else {
+            return false;
+        };
+        let window = windows.read(bytes as u64, self.stack.rtt(), now());
+        if let Some(window) = window {
+            set_receive_window(&mut self.stack, window);
+        }
+        window.is_some()
+    }
+
+    /// A writer finds no room. Whether there is more now.
+    pub(super) fn has_no_room(&mut self) -> bool {
+        let Some(windows) = &mut self.windows else {
+            return false;
+        };
+        let window = windows.full(self.stack.congestion_state().window());
+        if let Some(window) = window {
+            self.stack.set_send_window(window);
+        }
+        window.is_some()
     }
 
     /// What the stack wants to send, from the address that the peer knows (RFC 9000 §9.5 has it answer from where it was reached).
@@ -105,6 +160,10 @@ impl State {
     }
 }
 
+fn set_receive_window(stack: &mut quinn_proto::Connection, bytes: u64) {
+    stack.set_receive_window(VarInt::from_u64(bytes).unwrap_or(VarInt::MAX));
+}
+
 impl Inner {
     pub(super) fn new(
         stack: quinn_proto::Connection,
@@ -126,6 +185,7 @@ impl Inner {
                 readers: BTreeMap::new(),
                 writers: BTreeMap::new(),
                 stopped: BTreeMap::new(),
+                windows: None,
             }),
             holders: AtomicUsize::new(0),
             opened: Default::default(),
@@ -216,6 +276,7 @@ impl Inner {
         for notify in mem::take(&mut state.stopped).into_values() {
             notify.notify_waiters();
         }
+        state.windows = None;
         let streams = self.opened.iter().chain(&self.available);
         let others = [&self.datagrams, &self.datagrams_unblocked, &self.closed];
         streams.chain(others).for_each(Notify::notify_waiters);
@@ -431,6 +492,12 @@ impl Connection {
     /// How many bytes the peer may send ahead of who reads, on all streams.
     pub fn set_receive_window(&self, bytes: VarInt) {
         self.change(|stack| stack.set_receive_window(bytes));
+    }
+
+    /// From now on both windows grow with what moves, and get narrow again. Of `bounds` those are the first that the connection has now.
+    pub fn adapt_windows(&self, bounds: WindowBounds, budget: &WindowBudget) {
+        let windows = Windows::new(bounds, budget.clone(), now());
+        self.inner().state().windows = Some(Box::new(windows));
     }
 
     fn change(&self, change: impl FnOnce(&mut quinn_proto::Connection)) {

@@ -10,8 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use quinn_proto::{
-    Chunk, Chunks, ClosedStream, ConnectionError, FinishError, ReadableError, StreamId, VarInt,
-    Written,
+    Chunk, ClosedStream, ConnectionError, FinishError, ReadableError, StreamId, VarInt, Written,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -141,6 +140,9 @@ impl SendStream {
             }
             Err(quinn_proto::WriteError::Blocked) => {
                 state.writers.insert(self.id, cx.waker().clone());
+                if state.has_no_room() {
+                    inner.wake(&mut state);
+                }
                 Poll::Pending
             }
             Err(quinn_proto::WriteError::Stopped(code)) => {
@@ -345,6 +347,28 @@ pub struct RecvStream {
     reset: Option<VarInt>,
 }
 
+/// What has arrived of a stream.
+struct Chunks<'a> {
+    chunks: quinn_proto::Chunks<'a>,
+    /// How much of it was taken.
+    bytes: usize,
+}
+
+impl Chunks<'_> {
+    fn next(&mut self, most: usize) -> Result<Option<Chunk>, quinn_proto::ReadError> {
+        let next = self.chunks.next(most);
+        if let Ok(Some(chunk)) = &next {
+            self.bytes += chunk.bytes.len();
+        }
+        next
+    }
+
+    /// Whether the peer is to be told something, and how much was taken.
+    fn finalize(self) -> (bool, usize) {
+        (self.chunks.finalize().should_transmit(), self.bytes)
+    }
+}
+
 /// What a look at what has arrived found.
 enum Found {
     /// So much as was asked for.
@@ -389,13 +413,14 @@ impl RecvStream {
         let mut state = inner.state();
         let mut stream = state.stack.recv_stream(self.id);
         let mut chunks = match stream.read(ordered) {
-            Ok(chunks) => chunks,
+            Ok(chunks) => Chunks { chunks, bytes: 0 },
             Err(ReadableError::ClosedStream | ReadableError::IllegalOrderedRead) => {
                 return Poll::Ready(Err(ReadError::ClosedStream));
             }
         };
         let found = take(&mut chunks, &mut taken);
-        if chunks.finalize().should_transmit() {
+        let (tells, bytes) = chunks.finalize();
+        if state.has_read(bytes) || tells {
             inner.wake(&mut state);
         }
         let any = any(&taken);

@@ -6,24 +6,35 @@ use std::{
     io::{self, IoSliceMut},
     mem,
     net::SocketAddr,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Waker, ready},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use hoplite_crypto::provider;
+use hoplite_wire::tuning::{Congestion, TuningGrant, TuningRequest};
 use parking_lot::Mutex;
-use quinn_proto::{ClientConfig, ConnectError, ConnectionError, EndpointConfig, ServerConfig};
+use quinn_proto::{
+    ClientConfig, ConnectError, ConnectionError, EndpointConfig, ServerConfig, TransportConfig,
+};
 use quinn_udp::{RecvMeta, Transmit};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Sleep, sleep, sleep_until, timeout};
 
-use super::{AsyncUdpSocket, Connection, Endpoint, UdpSocket};
-use crate::{Hooks, coalesce::MOST_SEGMENTS, tests::pair::configs, timer::Timers};
+use super::{
+    AsyncUdpSocket, Connection, Endpoint, SendStream, UdpSocket, WindowBounds, WindowBudget, now,
+};
+use crate::{
+    ConnectionController, Hooks,
+    coalesce::{MOST_BYTES, MOST_SEGMENTS},
+    tests::pair::configs,
+    timer::Timers,
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -35,10 +46,83 @@ fn address(n: u8) -> SocketAddr {
 #[derive(Default)]
 struct Network(Mutex<Vec<(SocketAddr, Arc<Inbox>)>>);
 
+/// When it is there, from whom, and how large its packets are.
+type Batch = (Instant, SocketAddr, Vec<u8>, usize);
+
 #[derive(Default)]
 struct Inbox {
-    arrived: Mutex<VecDeque<(SocketAddr, Vec<u8>, usize)>>,
+    arrived: Mutex<VecDeque<Batch>>,
+    path: Mutex<Path>,
+    timer: Mutex<Option<Pin<Box<Sleep>>>>,
     reader: AtomicWaker,
+}
+
+/// What becomes of packets on their way to an inbox; by default nothing.
+#[derive(Default)]
+struct Path {
+    delay: Duration,
+    /// Bytes a second, and how long a packet waits for its turn at most: what would wait for longer is lost.
+    rate: Option<(u32, Duration)>,
+    free: Option<Instant>,
+    packets: usize,
+    /// Of these packets every other one is lost.
+    every_other: std::ops::Range<usize>,
+}
+
+impl Path {
+    /// When a packet arrives, if it does.
+    fn arrival(&mut self, bytes: usize, now: Instant) -> Option<Instant> {
+        self.packets += 1;
+        let free = self.free.unwrap_or(now).max(now);
+        let (rate, queue) = self.rate.unwrap_or((u32::MAX, Duration::MAX));
+        let is_lost = self.every_other.contains(&self.packets) && self.packets.is_multiple_of(2);
+        if is_lost || free - now > queue {
+            return None;
+        }
+        let bytes = u32::try_from(bytes).expect("small");
+        let sent = free + Duration::from_secs(1) * bytes / rate;
+        self.free = Some(sent);
+        Some(sent + self.delay)
+    }
+}
+
+impl Inbox {
+    fn send(&self, from: SocketAddr, contents: &[u8], segment: usize) {
+        let mut path = self.path.lock();
+        let (now, mut arrived) = (now(), self.arrived.lock());
+        for packet in contents.chunks(segment) {
+            let Some(at) = path.arrival(packet.len(), now) else {
+                continue;
+            };
+            match arrived.back_mut() {
+                Some((last, _, batch, stride))
+                    if *last == at && *stride == packet.len() && batch.len() < MOST_BYTES / 2 =>
+                {
+                    batch.extend_from_slice(packet);
+                }
+                _ => arrived.push_back((at, from, packet.to_vec(), packet.len())),
+            }
+        }
+        self.reader.wake();
+    }
+
+    fn poll_next(&self, cx: &mut Context<'_>) -> Poll<(SocketAddr, Vec<u8>, usize)> {
+        self.reader.register(cx.waker());
+        let mut arrived = self.arrived.lock();
+        let Some((at, ..)) = arrived.front() else {
+            return Poll::Pending;
+        };
+        if *at > now() {
+            let mut timer = Box::pin(sleep_until((*at).into()));
+            let late = timer.as_mut().poll(cx);
+            *self.timer.lock() = Some(timer);
+            ready!(late);
+        }
+        match arrived.pop_front() {
+            Some((_, from, contents, stride)) => Poll::Ready((from, contents, stride)),
+            None => Poll::Pending,
+        }
+    }
 }
 
 /// A socket that writes down how many packets each call brought, and to whom.
@@ -89,9 +173,7 @@ impl AsyncUdpSocket for Line {
         let nodes = self.network.0.lock();
         let there = nodes.iter().rev();
         for (_, inbox) in there.filter(|(at, _)| *at == transmit.destination).take(1) {
-            let batch = (self.address, transmit.contents.to_vec(), segment);
-            inbox.arrived.lock().push_back(batch);
-            inbox.reader.wake();
+            inbox.send(self.address, transmit.contents, segment);
         }
         Poll::Ready(Ok(()))
     }
@@ -102,10 +184,7 @@ impl AsyncUdpSocket for Line {
         buffers: &mut [IoSliceMut<'_>],
         metas: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
-        self.inbox.reader.register(cx.waker());
-        let Some((addr, contents, stride)) = self.inbox.arrived.lock().pop_front() else {
-            return Poll::Pending;
-        };
+        let (addr, contents, stride) = ready!(self.inbox.poll_next(cx));
         buffers[0][..contents.len()].copy_from_slice(&contents);
         metas[0] = RecvMeta {
             addr,
@@ -149,9 +228,13 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        Self::with(Transport::Usual)
+    }
+
+    fn with(transport: Transport) -> Self {
         provider();
         let network = Arc::<Network>::default();
-        let (client, server) = configs(&Hooks::default(), &Hooks::default(), None);
+        let (client, server) = transport.configs();
         let line = Line::new(&network, 1);
         let server = endpoint(&line, Some(server));
         Self {
@@ -164,12 +247,55 @@ impl World {
 
     /// Client number `n`, and both ends of its connection.
     async fn dial(&self, n: u8) -> (Endpoint, Arc<Line>, Connection, Connection) {
-        let line = Line::new(&self.network, n);
+        self.dial_from(Line::new(&self.network, n)).await
+    }
+
+    async fn dial_from(&self, line: Arc<Line>) -> (Endpoint, Arc<Line>, Connection, Connection) {
         let client = endpoint(&line, None);
         let connecting = client.connect_with(self.client.clone(), address(1), "relay.example");
         let accepted = async { self.server.accept().await.unwrap().await.unwrap() };
         let (near, far) = tokio::join!(connecting.unwrap(), accepted);
         (client, line, near.unwrap(), far)
+    }
+}
+
+/// How both ends of a connection are configured.
+#[derive(Clone, Copy)]
+enum Transport {
+    Usual,
+    /// With a window of this many bytes for each stream, and one for all; and as our ends are steered, without congestion control.
+    Windows(u32, u32),
+}
+
+impl Transport {
+    fn configs(self) -> (ClientConfig, ServerConfig) {
+        let Self::Windows(stream, all) = self else {
+            return configs(&Hooks::default(), &Hooks::default(), None);
+        };
+        let request = TuningRequest {
+            congestion: Congestion::Off,
+            ..TuningRequest::default()
+        };
+        let client = ConnectionController::client(request, 1000);
+        let relay = ConnectionController::relay(TuningGrant::default(), 1000);
+        let relay = relay.insisting(Congestion::Off);
+        let hooks = Hooks {
+            clock: now,
+            ..Hooks::default()
+        };
+        let (mut near, mut far) = configs(&client.hooks(&hooks), &relay.hooks(&hooks), None);
+        let transport = |controller: &ConnectionController| {
+            let mut transport = TransportConfig::default();
+            transport
+                .stream_receive_window(stream.into())
+                .receive_window(all.into())
+                .send_window(1 << 40);
+            controller.configure_transport(&mut transport);
+            Arc::new(transport)
+        };
+        near.transport_config(transport(&client));
+        far.transport_config(transport(&relay));
+        (near, far)
     }
 }
 
@@ -432,4 +558,111 @@ async fn a_connection_at_rest_wakes_nobody() {
     sleep(Duration::from_secs(10)).await;
     assert_eq!(began.elapsed(), Duration::from_secs(10));
     assert!(line.calls().is_empty() && world.line.calls().is_empty());
+}
+
+const MIB: u64 = 1 << 20;
+/// As a link has them, on a path of 200 Mbit/s and 200 ms: 5 MB are on their way.
+const WINDOWS: Transport = Transport::Windows(32 << 20, 1 << 20);
+const BOUNDS: WindowBounds = WindowBounds {
+    receive: (MIB, 64 * MIB),
+    send: (1 << 40, 1 << 40),
+};
+const RATE: u32 = 25_000_000;
+
+async fn fill(mut stream: SendStream) {
+    let chunk = Bytes::from(vec![7; 1 << 16]);
+    while stream.write_chunk(chunk.clone()).await.is_ok() {}
+}
+
+/// A path between two ends, and a stream on which the far one sends without end.
+async fn long_fat_path(
+    world: &World,
+    adapts: bool,
+) -> (Endpoint, Connection, Connection, WindowBudget) {
+    let line = Line::new(&world.network, 2);
+    for inbox in [&line.inbox, &world.line.inbox] {
+        let mut path = inbox.path.lock();
+        path.delay = Duration::from_millis(100);
+        path.rate = Some((RATE, Duration::from_millis(100)));
+    }
+    let (client, _, near, far) = world.dial_from(line).await;
+    let budget = WindowBudget::new(64 * MIB);
+    if adapts {
+        near.adapt_windows(BOUNDS, &budget);
+    }
+    (client, near, far, budget)
+}
+
+/// The share of the path that a download has after three seconds.
+async fn share_of_path(adapts: bool) -> f64 {
+    let world = World::with(WINDOWS);
+    let (_client, near, far, _) = long_fat_path(&world, adapts).await;
+    tokio::spawn(fill(far.open_uni().await.unwrap()));
+    let mut stream = near.accept_uni().await.unwrap();
+    let (mut buffer, mut bytes) = (vec![0; 1 << 16], 0);
+    let began = now() + Duration::from_secs(3);
+    while now() < began + Duration::from_secs(3) {
+        let read = stream.read(&mut buffer).await.unwrap().unwrap();
+        if now() > began {
+            bytes += read;
+        }
+    }
+    bytes as f64 / f64::from(3 * RATE)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_fat_path_is_filled_by_windows_that_grow() {
+    let (fixed, grown) = (share_of_path(false).await, share_of_path(true).await);
+    assert!(fixed < 0.3, "{fixed}");
+    assert!(grown > 0.8, "{grown}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_nobody_reads_does_not_stop_the_others() {
+    let world = World::with(Transport::Windows(4 << 20, 1 << 20));
+    let (_client, near, far, budget) = long_fat_path(&world, true).await;
+    tokio::spawn(fill(far.open_uni().await.unwrap()));
+    let _unread = near.accept_uni().await.unwrap();
+    sleep(Duration::from_secs(1)).await;
+    tokio::spawn(fill(far.open_uni().await.unwrap()));
+    let mut stream = soon(near.accept_uni()).await.unwrap();
+    let mut buffer = vec![0; 10 << 20];
+    soon(stream.read_exact(&mut buffer)).await.unwrap();
+    assert!(budget.used() <= 31 * MIB, "{}", budget.used());
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_that_take_nothing_hold_no_more_than_windows_and_their_budget() {
+    let world = World::with(WINDOWS);
+    let (_client, near, far, budget) = long_fat_path(&world, true).await;
+    let mut unread = Vec::new();
+    for _ in 0..20 {
+        tokio::spawn(fill(far.open_uni().await.unwrap()));
+    }
+    for _ in 0..20 {
+        unread.extend(soon(near.accept_uni()).await);
+    }
+    sleep(PATIENCE / 3).await;
+    let received = near.stats().udp_rx.bytes;
+    assert!(budget.used() <= 64 * MIB);
+    assert!(received < 72 * MIB, "{received}");
+    assert!(near.close_reason().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_loses_every_other_of_very_many_packets_ends_no_connection() {
+    let world = World::with(Transport::Windows(32 << 20, 32 << 20));
+    let (_client, near, far, _) = long_fat_path(&world, false).await;
+    {
+        let nodes = world.network.0.lock();
+        let (_, inbox) = nodes.last().unwrap();
+        let mut path = inbox.path.lock();
+        path.rate = None;
+        let next = path.packets + 1000;
+        path.every_other = next..next + 12_000;
+    }
+    tokio::spawn(fill(far.open_uni().await.unwrap()));
+    let mut stream = near.accept_uni().await.unwrap();
+    let mut buffer = vec![0; 40 << 20];
+    soon(stream.read_exact(&mut buffer)).await.unwrap();
 }

@@ -1,0 +1,343 @@
+//! How much a connection's peer may send ahead of who reads it here, and how much may wait for the peer: little at first, and more with what moves, so
+//! that a long fat path is filled and a short or a slow one is not stuffed. RFC 9000 §4.1 (flow control), §4.2 (when it is widened); a window is doubled
+//! when half of it has moved within two round trips, as kernels do for TCP. No clock.
+//!
+//! The shortest round trip counts, not that of now: behind a queue that the connection itself fills, a wider window would only fill it more.
+//!
+//! **Who does not read**: the window is that of all streams of the connection, and a stream that nobody reads keeps its part of it. When the peer says
+//! that it may send nothing more (DATA_BLOCKED), nothing of a stream comes for a round trip, and nothing is read that would let it, the window is doubled,
+//! for the others. So a stream takes at most its own window from them, and all together the most that the connection may have.
+//!
+//! What is wider than at first comes out of a [`WindowBudget`]; without room there a window stays as it is.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+/// A window of which half moves within this time is not too wide on any path.
+const SWIFT: Duration = Duration::from_millis(2);
+/// One of which half takes longer is.
+const SLOW: Duration = Duration::from_secs(1);
+/// For how long a blocked peer is waited for at least: who reads may only be late.
+const LATE: Duration = Duration::from_millis(50);
+
+/// Between what windows are, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowBounds {
+    /// What the peer may send ahead of who reads, on all streams: at first, as the connection was configured, and at most.
+    pub receive: (u64, u64),
+    /// What may wait for the peer's acknowledgement: the same.
+    pub send: (u64, u64),
+}
+
+/// How much wider than at first the windows of all connections may be that share this, in bytes. Clones are the same.
+#[derive(Clone)]
+pub struct WindowBudget(Arc<Budget>);
+
+struct Budget {
+    most: AtomicU64,
+    used: AtomicU64,
+}
+
+impl WindowBudget {
+    /// So many bytes.
+    #[must_use]
+    pub fn new(most: u64) -> Self {
+        let used = AtomicU64::new(0);
+        let most = AtomicU64::new(most);
+        Self(Arc::new(Budget { most, used }))
+    }
+
+    /// From now on so many bytes; windows that are wider stay so.
+    pub fn set_most(&self, most: u64) {
+        self.0.most.store(most, Relaxed);
+    }
+
+    fn most(&self) -> u64 {
+        self.0.most.load(Relaxed)
+    }
+
+    /// How much of it is used.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.0.used.load(Relaxed)
+    }
+
+    fn take(&self, bytes: u64) -> bool {
+        let more = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.most());
+        self.0.used.fetch_update(Relaxed, Relaxed, more).is_ok()
+    }
+
+    fn give(&self, bytes: u64) {
+        self.0.used.fetch_sub(bytes, Relaxed);
+    }
+}
+
+impl fmt::Debug for WindowBudget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WindowBudget")
+            .field("most", &self.most())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Two are the same if they have as much to give.
+impl PartialEq for WindowBudget {
+    fn eq(&self, other: &Self) -> bool {
+        self.most() == other.most()
+    }
+}
+
+/// The windows of one connection. What changes one says how wide it is from now on.
+#[derive(Debug)]
+pub(super) struct Windows {
+    bounds: WindowBounds,
+    budget: WindowBudget,
+    receive: u64,
+    send: u64,
+    round_trip: Duration,
+    /// What was read since the window was last looked at, and when that began.
+    read: u64,
+    since: Instant,
+    heard: Heard,
+    /// When the peer is blocked for good, if nothing comes until then; and what was read since it said that it is blocked.
+    stuck: Option<Instant>,
+    read_since_blocked: u64,
+}
+
+/// What has come of the peer, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Heard {
+    /// DATA_BLOCKED frames.
+    pub(super) blocked: u64,
+    /// STREAM frames.
+    pub(super) stream: u64,
+}
+
+impl Windows {
+    pub(super) fn new(bounds: WindowBounds, budget: WindowBudget, now: Instant) -> Self {
+        Self {
+            bounds,
+            budget,
+            receive: bounds.receive.0,
+            send: bounds.send.0,
+            round_trip: Duration::MAX,
+            read: 0,
+            since: now,
+            heard: Heard::default(),
+            stuck: None,
+            read_since_blocked: 0,
+        }
+    }
+
+    /// So many bytes were read; a round trip took so long of late.
+    pub(super) fn read(&mut self, bytes: u64, round_trip: Duration, now: Instant) -> Option<u64> {
+        self.round_trip = self.round_trip.min(round_trip);
+        if self.read == 0 {
+            self.since = now;
+        }
+        self.read += bytes;
+        self.read_since_blocked += bytes;
+        if self.read < self.receive / 2 {
+            return None;
+        }
+        self.read = 0;
+        let took = now.saturating_duration_since(self.since);
+        if took <= SWIFT.max(self.round_trip.saturating_mul(2)) {
+            return self.widen();
+        }
+        (took > SLOW).then(|| self.narrow()).flatten()
+    }
+
+    /// So much has come by now. Whether the peer is blocked, because of what nobody reads.
+    pub(super) fn heard(
+        &mut self,
+        heard: Heard,
+        round_trip: Duration,
+        now: Instant,
+    ) -> Option<u64> {
+        self.round_trip = self.round_trip.min(round_trip);
+        let before = std::mem::replace(&mut self.heard, heard);
+        let (says_so, goes_on) = (
+            heard.blocked != before.blocked,
+            heard.stream != before.stream,
+        );
+        if says_so {
+            self.read_since_blocked = 0;
+        }
+        // An eighth that was read lets the peer go on.
+        if self.read_since_blocked >= self.receive / 8 {
+            self.stuck = None;
+        } else if says_so || (goes_on && self.stuck.is_some()) {
+            self.stuck = now.checked_add(round_trip.max(LATE));
+        }
+        self.stuck.take_if(|at| *at <= now)?;
+        self.widen()
+    }
+
+    /// When [`Self::heard`] is to be asked even if nothing comes.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.stuck
+    }
+
+    /// A writer has to wait, while so much may be on its way. The send window does not keep the path from being filled.
+    pub(super) fn full(&mut self, congestion_window: u64) -> Option<u64> {
+        let is_short = congestion_window > self.send / 2 && self.send < self.bounds.send.1;
+        let wider = self.send.saturating_mul(2).min(self.bounds.send.1);
+        if !is_short || !self.budget.take(wider - self.send) {
+            return None;
+        }
+        self.send = wider;
+        Some(wider)
+    }
+
+    fn widen(&mut self) -> Option<u64> {
+        let wider = self.receive.saturating_mul(2).min(self.bounds.receive.1);
+        if wider <= self.receive || !self.budget.take(wider - self.receive) {
+            return None;
+        }
+        self.receive = wider;
+        Some(wider)
+    }
+
+    fn narrow(&mut self) -> Option<u64> {
+        let narrower = (self.receive / 2).max(self.bounds.receive.0);
+        if narrower >= self.receive {
+            return None;
+        }
+        self.budget.give(self.receive - narrower);
+        self.receive = narrower;
+        Some(narrower)
+    }
+}
+
+impl Drop for Windows {
+    fn drop(&mut self) {
+        let WindowBounds { receive, send } = self.bounds;
+        let wider = (self.receive - receive.0) + (self.send - send.0);
+        self.budget.give(wider);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: u64 = 1_000_000;
+    const BOUNDS: WindowBounds = WindowBounds {
+        receive: (MB, 64 * MB),
+        send: (8 * MB, 64 * MB),
+    };
+
+    /// Reads what a path carries, never more than the window within a round trip, for so long; how wide the window is then.
+    fn filled(bits: u64, shortest: Duration, queue: Duration, time: Duration) -> u64 {
+        let mut now = Instant::now();
+        let mut windows = Windows::new(BOUNDS, WindowBudget::new(1 << 30), now);
+        let end = now + time;
+        windows.read(1, shortest, now);
+        let round_trip = shortest + queue;
+        while now < end {
+            let step = Duration::from_millis(1);
+            now += step;
+            let path = bits * 125 / 1_000_000;
+            let window = u64::try_from(
+                u128::from(windows.receive) * step.as_nanos() / round_trip.as_nanos(),
+            );
+            windows.read(path.min(window.expect("small")), round_trip, now);
+        }
+        windows.receive
+    }
+
+    #[test]
+    fn a_long_fat_path_is_filled_and_others_have_what_they_need() {
+        let ms = Duration::from_millis;
+        let filled = |mbit: u64, rtt, time| filled(mbit * 1_000_000, rtt, Duration::ZERO, time);
+        let wide = filled(1000, ms(200), ms(3000));
+        assert!(wide >= 50 * MB, "{wide}");
+        assert!(filled(1000, ms(2), ms(3000)) <= 2 * MB);
+        let medium = filled(100, ms(100), ms(3000));
+        assert!((2 * MB..=8 * MB).contains(&medium), "{medium}");
+        assert_eq!(filled(10, ms(100), ms(10_000)), MB);
+    }
+
+    #[test]
+    fn a_queue_that_the_connection_fills_itself_makes_no_window_wider() {
+        let ms = Duration::from_millis;
+        assert_eq!(filled(10 * MB, ms(20), ms(1000), ms(30_000)), MB);
+    }
+
+    #[test]
+    fn a_peer_that_stays_blocked_gets_as_much_again_and_one_that_goes_on_does_not() {
+        let (rtt, now) = (Duration::from_millis(100), Instant::now());
+        let mut windows = Windows::new(BOUNDS, WindowBudget::new(1 << 30), now);
+        let mut heard = |blocked, stream, trips| {
+            windows.heard(Heard { blocked, stream }, rtt, now + trips * rtt)
+        };
+        assert_eq!(heard(1, 9, 0), None, "it may be about to be read");
+        assert_eq!(heard(1, 9, 1), Some(2 * MB));
+        assert_eq!(heard(1, 9, 9), None, "nothing was said since");
+        assert_eq!(heard(2, 9, 10), None);
+        assert_eq!(heard(2, 10, 11), None, "something came");
+        assert_eq!(heard(2, 10, 12), Some(4 * MB));
+        assert_eq!(heard(3, 10, 13), None);
+        windows.read(MB, rtt, now + 13 * rtt);
+        let later = now + 14 * rtt;
+        let heard = Heard {
+            blocked: 3,
+            stream: 10,
+        };
+        assert_eq!(windows.heard(heard, rtt, later), None, "something was read");
+    }
+
+    #[test]
+    fn windows_of_all_connections_together_are_not_wider_than_their_budget() {
+        let (rtt, now) = (Duration::from_millis(100), Instant::now());
+        let budget = WindowBudget::new(20 * MB);
+        let mut all: Vec<_> = (0..9)
+            .map(|_| Windows::new(BOUNDS, budget.clone(), now))
+            .collect();
+        for times in 1..9 {
+            for windows in &mut all {
+                let heard = Heard {
+                    blocked: times,
+                    stream: 0,
+                };
+                windows.heard(heard, rtt, now);
+                windows.heard(heard, rtt, now + rtt);
+                windows.full(1 << 40);
+            }
+        }
+        assert!((19 * MB..=20 * MB).contains(&budget.used()), "{budget:?}");
+        drop(all);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_window_that_is_hardly_used_becomes_narrow_again() {
+        let (rtt, mut now) = (Duration::from_millis(100), Instant::now());
+        let budget = WindowBudget::new(1 << 30);
+        let mut windows = Windows::new(BOUNDS, budget.clone(), now);
+        while windows.read(MB, rtt, now).is_none_or(|wide| wide < 16 * MB) {}
+        for _ in 0..200 {
+            now += Duration::from_millis(500);
+            windows.read(MB / 4, rtt, now);
+        }
+        assert_eq!((windows.receive, budget.used()), (MB, 0));
+    }
+
+    #[test]
+    fn what_waits_for_the_peer_grows_with_what_may_be_on_its_way() {
+        let now = Instant::now();
+        let mut windows = Windows::new(BOUNDS, WindowBudget::new(1 << 30), now);
+        assert_eq!(windows.full(4 * MB), None);
+        assert_eq!(windows.full(4 * MB + 1), Some(16 * MB));
+        assert_eq!(windows.full(1 << 40), Some(32 * MB));
+        assert_eq!(windows.full(1 << 40), Some(64 * MB));
+        assert_eq!(windows.full(1 << 40), None);
+    }
+}
