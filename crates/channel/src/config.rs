@@ -159,6 +159,8 @@ impl Config {
             streams: streams_at_first(self.guest_circuits),
             stream_window: self.window,
             connection_window: self.greeting_window,
+            // A channel's are wide from its greeting on.
+            widest_window: None,
             ..link.clone()
         }
     }

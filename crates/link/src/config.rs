@@ -1,8 +1,12 @@
-//! Times, windows and sizes of a link. The defaults suit a fast path of up to 100 ms.
+//! Times, windows and sizes of a link. Windows begin small and grow with what moves: one stream fills 300 Mbit/s over 200 ms, four of them
+//! 1 Gbit/s.
 
 use std::time::{Duration, Instant};
 
-use hoplite_quic::{ConnectionController, Hooks, MtuDiscoveryConfig, TransportConfig, VarInt};
+use hoplite_quic::{
+    Connection, ConnectionController, Hooks, MtuDiscoveryConfig, TransportConfig, VarInt,
+    WindowBounds, WindowBudget,
+};
 use hoplite_wire::tuning::TuningRequest;
 use serde::Deserialize;
 
@@ -18,8 +22,8 @@ pub const MTU_SUSPENDED: Duration = Duration::from_millis(100);
 /// After so long a connection looks whether larger packets pass now: they do when they begin to be forwarded.
 const MTU_AGAIN: Duration = Duration::from_secs(10);
 
-/// How many bytes may wait to be sent or acknowledged, of all streams of a link.
-const SEND_WINDOW: u64 = 8 << 20;
+/// How many bytes may wait to be sent or acknowledged, of all streams of a link: at first, and at most.
+const SEND_WINDOW: (u64, u64) = (8 << 20, 64 << 20);
 
 /// How links behave.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,10 +50,15 @@ pub struct Config {
     /// Through how many of the hops before this one its packets are tunnelled for certain, and the smaller for it.
     /// Through the others they may be forwarded.
     pub tunnelled_below: usize,
-    /// How many bytes of one stream the peer may send ahead of its reader.
+    /// How many bytes of one stream the peer may send ahead of its reader, while the connection's window has room. It has an eighth more than is on its way,
+    /// as the stack tells the peer of eighths; and while nobody reads the stream, so much of the connection's window is lost to the others.
     pub stream_window: u32,
-    /// How many bytes of all streams the peer may send ahead of their readers: two hundred may stand still before the others have to.
+    /// How many bytes of all streams the peer may send ahead of their readers, at first.
     pub connection_window: u32,
+    /// The same, at most: so wide it becomes with what moves, and where streams stand still, for the sake of the others. `None`: windows stay as they are.
+    pub widest_window: Option<u64>,
+    /// How much wider than at first the windows of all links may be that share this.
+    pub window_budget: WindowBudget,
     /// How many datagrams one receive call may bring. The QUIC stack sets aside room for 32 such calls: 2 MiB of addresses for 44 of them.
     pub receive_segments: usize,
     /// How many bytes of datagrams may wait to be sent; when it is full the sender is pushed back.
@@ -93,8 +102,10 @@ impl Default for Config {
             idle: Duration::from_secs(45),
             largest_payload: 1452,
             tunnelled_below: 0,
-            stream_window: 1_250_000,
-            connection_window: 256 << 20,
+            stream_window: 8 << 20,
+            connection_window: 1_250_000,
+            widest_window: Some(256 << 20),
+            window_budget: WindowBudget::new(256 << 20),
             receive_segments: 44,
             datagram_queue: 1 << 20,
             streams: 0,
@@ -139,6 +150,18 @@ impl Config {
         transport
     }
 
+    /// Has the windows of a connection that was made with this grow.
+    pub(crate) fn adapt_windows(&self, connection: &Connection) {
+        if let Some(widest) = self.widest_window {
+            let first = u64::from(self.connection_window);
+            let bounds = WindowBounds {
+                receive: (first, widest.max(first)),
+                send: SEND_WINDOW,
+            };
+            connection.adapt_windows(bounds, &self.window_budget);
+        }
+    }
+
     /// The largest UDP payload of a link, in bytes.
     pub(crate) fn largest(&self) -> usize {
         let tunnels = overhead(self.tunnelled_below);
@@ -163,7 +186,7 @@ impl Config {
         transport
             .stream_receive_window(VarInt::from_u32(self.stream_window))
             .receive_window(VarInt::from_u32(self.connection_window))
-            .send_window(SEND_WINDOW)
+            .send_window(SEND_WINDOW.0)
             .datagram_send_buffer_size(self.datagram_queue)
             .datagram_receive_buffer_size(Some(2 * self.datagram_queue));
     }

@@ -200,6 +200,7 @@ impl Dialer {
             answer = connecting => answer.map_err(|error| self.place.quic(error))?,
             () = flow_ended.notified() => return Err(self.place.below(socket.failure())),
         };
+        self.config.adapt_windows(&connection);
         let watch = Watch {
             overlay: self.overlay.clone(),
             peer: self.peer.clone(),

@@ -60,7 +60,11 @@ pub struct Config {
     pub isolated_idle: Duration,
     /// Bytes of datagrams kept for a flow whose reader is slow; more are dropped, the newest first.
     pub datagram_queue: usize,
-    /// The QUIC and TLS side of every hop, but for `tuning_request` and `pad`, which follow from the above. No key.
+    /// Bytes of one TCP flow that a relay may send ahead of the program that reads it, at most, and 64 KiB at least; QUIC has so many only where as much moves.
+    pub stream_window: u32,
+    /// Bytes by which the windows of all connections to relays may be wider than at first; beyond it they stay as they are.
+    pub window_memory: u64,
+    /// The QUIC and TLS side of every hop, but for `tuning_request`, `pad` and windows, which follow from the above. No key.
     #[serde(skip)]
     pub link: hoplite_link::Config,
     /// How long opening a flow may take where its terms set no deadline. No key: `[limits] open`.
@@ -73,6 +77,9 @@ pub struct Config {
     #[serde(skip)]
     pub spare_after: Duration,
 }
+
+/// A narrower window would cost more packets than it saves memory.
+const LEAST_STREAM_WINDOW: u32 = 64 << 10;
 
 impl Default for Config {
     fn default() -> Self {
@@ -100,6 +107,8 @@ impl Default for Config {
             spare: true,
             isolated_idle: Duration::from_secs(90),
             datagram_queue: 1 << 20,
+            stream_window: 8 << 20,
+            window_memory: 256 << 20,
             link: hoplite_link::Config::default(),
             open_limit: Duration::from_secs(20),
             redial_pause: Duration::from_secs(1),
@@ -121,9 +130,12 @@ impl Config {
 
     /// How the link of a hop behaves.
     pub(crate) fn link(&self) -> hoplite_link::Config {
+        // One for all links.
+        self.link.window_budget.set_most(self.window_memory);
         hoplite_link::Config {
             tuning_request: self.tuning_request(),
             pad: self.pad,
+            stream_window: self.stream_window.max(LEAST_STREAM_WINDOW),
             ..self.link.clone()
         }
     }
