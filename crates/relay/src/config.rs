@@ -418,6 +418,15 @@ impl Config {
         self.roles.contains(&Role::Egress)
     }
 
+    /// The limits of its sockets: over QUIC streams are circuits' or tunnels', and have circuits' window where there may be any.
+    pub(crate) fn limits_of_port(&self) -> Limits {
+        let mut limits = self.limits.clone();
+        if self.onion.enabled && self.onion.channels.contains(&LinkKind::Quic) {
+            limits.stream_window = self.onion.stream_window;
+        }
+        limits
+    }
+
     /// Whether the relay forwards to the relays it was told of.
     pub fn is_ingress(&self) -> bool {
         self.roles.contains(&Role::Ingress)

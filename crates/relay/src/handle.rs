@@ -41,6 +41,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What may wait for a client on one stream of HTTP/2, in bytes.
 const SEND_BUFFER: usize = 64 << 10;
+/// What a client may send on one stream of HTTP/2 ahead of its reader, in bytes, at most: nothing says there that others are blocked by it.
+const TLS_STREAM_WINDOW: u32 = 1 << 20;
 
 /// A relay that can be started.
 #[derive(Debug)]
@@ -394,8 +396,9 @@ impl Shared {
         parts: Parts,
     ) -> Result<Self, ConfigError> {
         let egress = Arc::new(Egress::new(config, listen, local));
+        let limits = config.limits_of_port();
         let quotas = Arc::new(Quotas::new(
-            config.limits.clone(),
+            limits.clone(),
             config.ip.clone(),
             config.forwarding.ids,
         ));
@@ -432,7 +435,6 @@ impl Shared {
             congestion: config.tunnel.congestion,
             pad: config.tunnel.pad,
             name: config.name.clone(),
-            limits: ArcSwap::from_pointee(config.limits.clone()),
             forwarding: config.forwarding.clone(),
             bound_udp: config.bound_udp.clone(),
             templates: Templates::new(&config.masque)?,
@@ -446,11 +448,12 @@ impl Shared {
             quotas,
             h3: hoplite_http::h3::Config {
                 share: config.tunnel.share,
-                ..h3(&config.limits, &metrics)
+                ..h3(&limits, &metrics)
             },
             metrics,
-            h2: h2(&config.limits),
-            h1: h1(&config.limits),
+            h2: h2(&limits),
+            h1: h1(&limits),
+            limits: ArcSwap::from_pointee(limits),
         })
     }
 }
@@ -466,7 +469,7 @@ fn h3(limits: &Limits, metrics: &Metrics) -> hoplite_http::h3::Config {
 
 fn h2(limits: &Limits) -> hoplite_http::h2::Config {
     hoplite_http::h2::Config {
-        stream_window: limits.stream_window,
+        stream_window: limits.stream_window.min(TLS_STREAM_WINDOW),
         connection_window: u32::try_from(INITIAL_WINDOWS.0).unwrap_or(u32::MAX),
         send_buffer: SEND_BUFFER,
         max_streams: limits.requests_per_connection,

@@ -480,13 +480,13 @@ fn link(config: &Config) -> hoplite_link::Config {
     link
 }
 
-/// Of channels. A stream of QUIC has the window that all streams of the port have: what a connection will carry is not known when it begins.
+/// Of channels. All streams of the port have a circuit's window: what a connection will carry is not known when it begins.
 fn bounds(settings: &Settings, config: &Config) -> channel::Config {
     channel::Config {
         handshake: config.limits.handshake,
         circuits: settings.circuits_per_relay,
         guest_circuits: settings.circuits_per_client,
-        window: config.limits.stream_window,
+        window: config.onion.stream_window,
         guest_windows: config.limits.connection_window.into(),
         queued: settings.queued,
         kept: endpoints(settings).most(),

@@ -114,8 +114,11 @@ pub struct Limits {
     /// Received stream data kept for one connection whose targets read slowly, in bytes, at most: when that much waits, no further flow of the
     /// connection can begin.
     pub connection_window: u32,
-    /// Received stream data kept for one tunnel whose target reads slowly, in bytes, at most.
+    /// Received stream data kept for one tunnel whose target reads slowly, in bytes, at most, and no more of it than the connection has. Over HTTP/2 it is
+    /// 1 MiB at most; with circuits over QUIC, `[onion] stream_window` stands in its place.
     pub stream_window: u32,
+    /// What may wait for one connection's client, in bytes, at most.
+    pub send_window: u32,
     /// Datagrams waiting to be sent to one client, in bytes; the newest are dropped.
     pub datagram_buffer: usize,
     /// How many threads serve; 0 is one for each core.
@@ -152,7 +155,8 @@ impl Default for Limits {
             header: 16_384,
             memory: 0,
             connection_window: 64 << 20,
-            stream_window: 1 << 20,
+            stream_window: 8 << 20,
+            send_window: 64 << 20,
             datagram_buffer: 512 << 10,
             shards: 0,
         }
@@ -180,6 +184,7 @@ impl Limits {
             header: self.header,
             connection_window: self.connection_window,
             stream_window: self.stream_window,
+            send_window: self.send_window,
             datagram_buffer: self.datagram_buffer,
             shards: self.shards,
             ..new.clone()
@@ -222,6 +227,7 @@ impl Limits {
                 "65536",
             ),
             ("limits.stream_window", self.stream_window < 65_536, "65536"),
+            ("limits.send_window", self.send_window < 65_536, "65536"),
             (
                 "limits.datagram_buffer",
                 self.datagram_buffer < 16_384,
@@ -253,7 +259,7 @@ mod tests {
             key.chars().all(plain).then_some(key)
         });
         let keys: Vec<_> = keys.collect();
-        assert_eq!(keys.len(), 30, "{keys:?}");
+        assert_eq!(keys.len(), 31, "{keys:?}");
         let old = Limits::default();
         for key in keys {
             let new: Limits = toml::from_str(&format!("{key} = 77777")).expect(key);

@@ -69,6 +69,9 @@ pub struct Onion {
     pub skins_waiting_per_client: usize,
     /// Bytes that may wait in the circuits of all channels, and in the streams of those that end here; beyond it those that move least are ended.
     pub queued: u64,
+    /// Over QUIC: bytes of a circuit that may be on their way, each way. While circuits are served over QUIC, tunnels of the port have it as well, instead of
+    /// `[limits] stream_window`: what a connection will carry is not known when it begins.
+    pub stream_window: u32,
     /// Streams to targets of one circuit. Each counts as a request of `[limits]` too, of the address that the channel comes from.
     pub streams: usize,
     /// Seconds that a small piece of what a target sends waits for more of it, so that they share a cell.
@@ -233,6 +236,7 @@ impl Default for Onion {
             skins_waiting: 2048,
             skins_waiting_per_client: 128,
             queued: 1 << 30,
+            stream_window: 1 << 20,
             streams: 512,
             share: Duration::ZERO,
             streams_per_client: 4096,
@@ -427,6 +431,10 @@ impl Onion {
             ("onion.idle_channel", self.idle_channel.is_zero()),
         ];
         above_zero(&zeros)?;
+        if self.stream_window < 65_536 {
+            let problem = "expected at least 65536 bytes";
+            return Err(ConfigError::new("onion.stream_window", problem));
+        }
         if self.share > Duration::from_secs(1) {
             return Err(ConfigError::new("onion.share", "expected 0 to 1 second"));
         }

@@ -6,8 +6,9 @@
 //! no client has more than is free for others. A window whose half took longer than a second is halved. What the client may send is withdrawn only as it
 //! sends: until then it counts ([`Promised::owed`]). What waits for it is known to have gone when the narrower window takes more.
 //!
-//! A stream whose target takes nothing holds what was read for it and its own window: both are counted beside the others, so that the connection's other
-//! streams go on. Without room for that they wait with it.
+//! A stream whose target takes nothing holds what was read for it, and what the client may still send: [`STALLED`] of that is counted beside the others,
+//! so that the connection's other streams go on, and twice as much each time that the client says that it is blocked, up to the stream's own window. Without
+//! room for that they wait with it.
 //!
 //! Where too little is left, the client that has most makes room, if that is more than twice what the one that asks would have: what rests for longest of its
 //! connections is closed, the widest first, and of those that move the widest is narrowed. So whoever stuffs what nobody reads loses it to others.
@@ -39,8 +40,8 @@ const IDLE: u64 = 64 << 10;
 const WAITING: u64 = 3;
 /// The same, each way, from its first request on.
 const BUSY: u64 = 128 << 10;
-/// What may wait for one client at most.
-const MOST_DOWN: u64 = 4 << 20;
+/// What a stream that stalls may hold for a start.
+const STALLED: u64 = 1 << 20;
 /// A window that is moved in less is never too wide.
 const SWIFT: Duration = Duration::from_millis(10);
 /// One whose half takes longer is too wide.
@@ -68,8 +69,10 @@ pub(crate) trait Transport: Send + Sync {
     fn set_receive(&self, bytes: u64);
     /// From now on so much may wait for the client, in bytes.
     fn set_send(&self, bytes: u64);
-    /// A round trip, and what may be on its way to the client.
+    /// The shortest round trip, and what may be on its way to the client. Behind a queue that the connection fills itself a wider window only fills it more.
     fn path(&self) -> (Duration, u64);
+    /// How often the client has said that it may send nothing more on all its streams; 0 where none can say so.
+    fn blocked(&self) -> u64;
 }
 
 /// The budget.
@@ -113,6 +116,9 @@ pub(crate) struct InHand<'a> {
 pub(crate) struct Stalled<'a> {
     account: &'a Account,
     bytes: u64,
+    /// What it may hold beside the connection's window, and how often the client had been blocked when it got that.
+    window: u64,
+    blocked: u64,
 }
 
 /// Bytes that a tunnel may hold beside the windows.
@@ -247,7 +253,7 @@ impl Books {
         Self {
             most: limits.memory,
             most_up,
-            most_down: MOST_DOWN.min(most_up),
+            most_down: u64::from(limits.send_window),
             used: 0,
             highest: 0,
             next: 0,
@@ -687,6 +693,14 @@ impl Account {
         }
     }
 
+    /// How often the client has been blocked.
+    fn blocked(&self) -> u64 {
+        let transport = self.transport.lock();
+        transport
+            .as_ref()
+            .map_or(0, |transport| transport.blocked())
+    }
+
     fn hand_less(&self, bytes: u64) {
         let before = self.tally.in_hand.fetch_sub(bytes, Relaxed);
         if before >= self.tally.may_hand.load(Relaxed) {
@@ -755,15 +769,44 @@ impl InHand<'_> {
     /// The target takes nothing: what is in hand and what the stream may still bring is counted beside the rest, if there is room.
     pub(crate) fn stall(&mut self) -> Option<Stalled<'_>> {
         let (account, bytes) = (self.account, self.bytes);
+        let window = account.stream_window.min(STALLED);
+        let blocked = account.blocked();
         let mut done = false;
-        account.change(|books, id, now| {
-            done = books.stall(id, (account.stream_window, bytes), now);
-        });
+        account.change(|books, id, now| done = books.stall(id, (window, bytes), now));
         if !done {
             return None;
         }
         account.hand_less(bytes);
-        Some(Stalled { account, bytes })
+        Some(Stalled {
+            account,
+            bytes,
+            window,
+            blocked,
+        })
+    }
+}
+
+impl Stalled<'_> {
+    /// The stream has taken all that was meant for others if the client is blocked again: it may hold twice as much, if there is room. Whether it may now.
+    pub(crate) fn follow(&mut self) -> bool {
+        let account = self.account;
+        let before = std::mem::replace(&mut self.blocked, account.blocked());
+        let wider = account.stream_window.min(self.window.saturating_mul(2));
+        let more = wider - self.window;
+        if before == self.blocked || more == 0 {
+            return false;
+        }
+        let mut done = false;
+        account.change(|books, id, now| done = books.stall(id, (more, 0), now));
+        if done {
+            self.window = wider;
+        }
+        done
+    }
+
+    /// Whether it may hold all that the client may send on it.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.window >= self.account.stream_window
     }
 }
 
@@ -796,9 +839,9 @@ impl Drop for InHand<'_> {
 
 impl Drop for Stalled<'_> {
     fn drop(&mut self) {
-        let (account, bytes) = (self.account, self.bytes);
+        let (account, bytes, window) = (self.account, self.bytes, self.window);
         account.tally.in_hand.fetch_add(bytes, Relaxed);
-        account.change(|books, id, now| books.resume(id, (account.stream_window, bytes), now));
+        account.change(|books, id, now| books.resume(id, (window, bytes), now));
     }
 }
 
@@ -881,12 +924,12 @@ mod tests {
         let (mut books, mut now) = (books(1 << 30), Instant::now());
         let alice = enter(&mut books, ALICE, now);
         assert_eq!(alice.windows(&books).up, BUSY);
-        alice.move_all(&mut books, Way::Up, FAST, 8, &mut now);
-        alice.move_all(&mut books, Way::Down, FAST, 8, &mut now);
+        alice.move_all(&mut books, Way::Up, FAST, 9, &mut now);
+        alice.move_all(&mut books, Way::Down, FAST, 10, &mut now);
         let windows = alice.windows(&books);
-        // 1 Gbit/s and 100 ms, twice.
-        assert!(windows.up >= 25 * MIB, "{windows:?}");
-        assert_eq!(windows.down, MOST_DOWN);
+        // 1 Gbit/s and 200 ms, twice.
+        assert!(windows.up >= 50 * MIB, "{windows:?}");
+        assert!(windows.down >= 50 * MIB, "{windows:?}");
     }
 
     #[test]
@@ -912,11 +955,11 @@ mod tests {
         let (mut books, mut now) = (books(1 << 30), Instant::now());
         let alice = enter(&mut books, ALICE, now);
         alice.move_all(&mut books, Way::Down, FAST, 8, &mut now);
-        let wide = books.used;
+        let (wide, down) = (books.used, alice.windows(&books).down);
         books.rest(alice.id, now);
         assert_eq!(books.used, wide);
         books.taken(alice.id, now);
-        assert_eq!(books.used, wide - MOST_DOWN + INITIAL_WINDOWS.1);
+        assert_eq!(books.used, wide - down + INITIAL_WINDOWS.1);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use hoplite_quic::{
     crypto::rustls::HandshakeData,
     server::{Acceptor, Forwarder},
 };
+use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 
 use super::{
@@ -205,7 +206,10 @@ async fn requests(
 ) {
     admitted.shared.metrics.connections.quic.inc();
     let _open = Up::new(&admitted.shared.metrics.connections_open.quic);
-    admitted.account.attach(Windows(connection.clone()));
+    admitted.account.attach(Windows {
+        connection: connection.clone(),
+        shortest: Mutex::new(Duration::MAX),
+    });
     let below = OverQuic {
         streams: Streams::new(connection.clone(), &admitted.shared.limits()),
         client_connection: ClientConnection::new(connection.clone(), forwarder),
@@ -239,21 +243,31 @@ async fn channel(admitted: &AdmittedConnection, onion: &Onion, connection: Conne
 }
 
 /// The windows of a connection.
-struct Windows(Connection);
+struct Windows {
+    connection: Connection,
+    /// The shortest round trip of those that were looked at.
+    shortest: Mutex<Duration>,
+}
 
 impl Transport for Windows {
     fn set_receive(&self, bytes: u64) {
         let bytes = VarInt::from_u64(bytes).unwrap_or(VarInt::MAX);
-        self.0.set_receive_window(bytes);
+        self.connection.set_receive_window(bytes);
     }
 
     fn set_send(&self, bytes: u64) {
-        self.0.set_send_window(bytes);
+        self.connection.set_send_window(bytes);
     }
 
     fn path(&self) -> (Duration, u64) {
-        let path = self.0.stats().path;
-        (path.rtt, path.cwnd)
+        let path = self.connection.stats().path;
+        let mut shortest = self.shortest.lock();
+        *shortest = path.rtt.min(*shortest);
+        (*shortest, path.cwnd)
+    }
+
+    fn blocked(&self) -> u64 {
+        self.connection.stats().frame_rx.data_blocked
     }
 }
 

@@ -37,6 +37,8 @@ const CHUNKS: usize = 64;
 const CHUNK_BYTES: usize = 128 * 1024;
 /// When a target has taken nothing for this long, it stalls.
 const STALL: Duration = Duration::from_millis(200);
+/// While it does, it is looked at so often at least, whether the client has taken it for the others' loss.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// Why a tunnel ended before both sides had finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,14 +154,26 @@ async fn written_in_time(
     mut hand: InHand<'_>,
 ) -> io::Result<()> {
     let mut written = pin!(written);
-    loop {
+    let mut stalled = loop {
         if let Ok(done) = timeout(STALL, &mut written).await {
             return done;
         }
-        if let Some(_stalled) = hand.stall() {
-            return written.await;
+        if let Some(stalled) = hand.stall() {
+            break stalled;
         }
+    };
+    let mut wait = STALL;
+    while !stalled.is_whole() {
+        if let Ok(done) = timeout(wait, &mut written).await {
+            return done;
+        }
+        wait = if stalled.follow() {
+            STALL
+        } else {
+            LONGEST_WAIT.min(2 * wait)
+        };
     }
+    written.await
 }
 
 async fn shut(target: &mut WriteHalf<'_>) -> Result<(), End> {

@@ -146,4 +146,8 @@ impl Transport for Windows {
     fn path(&self) -> (Duration, u64) {
         (ASSUMED_RTT, u64::MAX)
     }
+
+    fn blocked(&self) -> u64 {
+        0
+    }
 }
