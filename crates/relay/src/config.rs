@@ -29,7 +29,7 @@ mod text;
 pub use bound_udp::BoundUdp;
 pub use directory::{CacheLimits, Directory};
 pub use fleet::Fleet;
-pub use forwarding::Forwarding;
+pub use forwarding::{Forwarding, KernelMode};
 pub use hoplite_config::ConfigError;
 pub use hoplite_http::h3::Share;
 pub use hoplite_link::{LinkKind, Pad};

@@ -6,6 +6,7 @@
 //! and the client is told; so nothing is forwarded to an address that has not proved that it wants it: whoever acknowledges a client
 //! VCID has received it there.
 
+mod kernel;
 mod packets;
 mod registrations;
 
@@ -34,10 +35,14 @@ use hoplite_wire::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::Notify, time::sleep};
 
-pub(crate) use self::packets::Tunnel;
 use self::{
+    kernel::{Ends, Entry, Tally},
     packets::{Clients, Rule},
     registrations::{IdSource, Refusal, Registrations, Step, random_id},
+};
+pub(crate) use self::{
+    kernel::{Kernel, LEFT as LEFT_BY_KERNEL},
+    packets::Tunnel,
 };
 use crate::{
     config::Forwarding as Config,
@@ -80,6 +85,12 @@ impl ClientConnection {
         self.connection.local_ip()
     }
 
+    /// Between the client at `address` and us.
+    fn by_client(&self, address: SocketAddr) -> Option<Ends> {
+        let to = SocketAddr::new(self.source()?, self.forwarder.local_port()?);
+        Some(Ends { from: address, to })
+    }
+
     fn place(&self) -> Place {
         Place {
             address: self.address(),
@@ -112,13 +123,21 @@ pub(crate) struct Forwarding {
     /// Whether there is any client id to be forwarded.
     active: AtomicBool,
     /// How many batches the client has sent past its connection.
-    forwarded: AtomicU64,
+    forwarded: Arc<AtomicU64>,
+    /// What forwards in our stead where it can.
+    kernel: Option<InKernel>,
     /// There are capsules to be sent, or the client broke a rule.
     work: Notify,
 }
 
 impl Forwarding {
-    pub(crate) fn new(terms: Terms, target: Arc<UdpFlow>, ledger: Ledger) -> Arc<Self> {
+    pub(crate) fn new(
+        terms: Terms,
+        target: Arc<UdpFlow>,
+        ledger: Ledger,
+        kernel: Option<Arc<Kernel>>,
+    ) -> Arc<Self> {
+        let kernel = kernel.filter(|_| matches!(terms.transform, Transform::Identity));
         let place = terms.client_connection.place();
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -129,7 +148,8 @@ impl Forwarding {
             target,
             ledger,
             active: AtomicBool::new(false),
-            forwarded: AtomicU64::new(0),
+            forwarded: Arc::default(),
+            kernel: kernel.map(InKernel::new),
             work: Notify::new(),
         })
     }
@@ -373,7 +393,12 @@ impl Forwarding {
 
     fn enter(&self, control: &mut Control, id: AliasId, to: ConnectionId) {
         let metrics = &self.ledger.metrics;
-        let rule = Rule::new(self.me.clone(), metrics.clone(), to, control.place.address);
+        let rule = Rule::new(
+            self.me.clone(),
+            metrics.clone(),
+            (id, to),
+            control.place.address,
+        );
         let rule = Arc::new(rule);
         control.entered.push(Entered {
             id,
@@ -415,6 +440,82 @@ impl Forwarding {
             Refusal::Stale => &refused.stale,
         };
         counter.inc();
+    }
+}
+
+/// A flow's part of the kernel's rules: those that user space has forwarded by once.
+struct InKernel {
+    kernel: Arc<Kernel>,
+    /// It is looked after.
+    watched: AtomicBool,
+}
+
+impl InKernel {
+    const fn new(kernel: Arc<Kernel>) -> Self {
+        Self {
+            kernel,
+            watched: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Forwarding {
+    /// Lets the kernel forward what comes from the client with `id`, and goes to the target with `new`.
+    fn enter_from_client(&self, address: SocketAddr, id: &[u8], new: &[u8]) -> Option<Entry> {
+        let arriving = self.client_connection.by_client(address)?;
+        let leaving = self.towards_target()?;
+        self.enter_in_kernel((arriving, leaving), (id, new), Some(self.forwarded.clone()))
+    }
+
+    /// The same of what comes from the target.
+    fn enter_from_target(&self, address: SocketAddr, id: &[u8], new: &[u8]) -> Option<Entry> {
+        let arriving = self.towards_target()?.reversed();
+        let leaving = self.client_connection.by_client(address)?.reversed();
+        self.enter_in_kernel((arriving, leaving), (id, new), None)
+    }
+
+    fn towards_target(&self) -> Option<Ends> {
+        Some(Ends {
+            from: self.target.local_addr().ok()?,
+            to: self.target.peer(),
+        })
+    }
+
+    fn enter_in_kernel(
+        &self,
+        ways: (Ends, Ends),
+        ids: (&[u8], &[u8]),
+        from_client: Option<Arc<AtomicU64>>,
+    ) -> Option<Entry> {
+        let InKernel { kernel, watched } = self.kernel.as_ref()?;
+        let ledger = self.ledger.clone();
+        let entry = kernel.enter(
+            ways,
+            ids,
+            Tally {
+                ledger,
+                from_client,
+            },
+        )?;
+        if !watched.swap(true, Ordering::Relaxed) {
+            kernel.watch(self.me.clone());
+        }
+        Some(entry)
+    }
+
+    /// Whether the kernel may forward: where there is a rate to be kept, it does not keep it.
+    fn may_enter_kernel(&self) -> bool {
+        self.kernel.is_some() && !self.ledger.pace.is_limited()
+    }
+
+    /// Counts what the kernel has forwarded; its rules stay if they still may.
+    fn tend_kernel(&self) {
+        self.look_around();
+        let stay = self.may_enter_kernel();
+        for entered in &self.control().entered {
+            entered.rule.tend(stay);
+        }
+        self.clients().tend(stay);
     }
 }
 

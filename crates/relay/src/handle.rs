@@ -25,6 +25,7 @@ use crate::{
     admission::{Admission, unix_time},
     config::{Auth, Config, ConfigError, Ingress, Limits},
     egress::Egress,
+    forward::Kernel,
     host_addresses::HostAddresses,
     ip::Ip,
     limits::{INITIAL_WINDOWS, Quotas},
@@ -240,6 +241,9 @@ impl Relay {
             let ip = shared.ip.clone();
             beside("ip", alive.clone(), async move { ip.read().await })?;
         }
+        if let Some(kernel) = shared.kernel.clone() {
+            beside("kernel", alive.clone(), kernel.tend())?;
+        }
         if let Some(listener) = listener {
             export(listener, shared.metrics.clone(), alive)?;
         }
@@ -426,6 +430,7 @@ impl Shared {
         if let Some(onion) = &onion {
             metrics.show_onion(onion);
         }
+        let (kernel, kernel_state) = Kernel::start(&config.forwarding, &metrics);
         Ok(Self {
             hooks: Hooks {
                 watch: parts.watch,
@@ -436,6 +441,8 @@ impl Shared {
             pad: config.tunnel.pad,
             name: config.name.clone(),
             forwarding: config.forwarding.clone(),
+            kernel,
+            kernel_state,
             bound_udp: config.bound_udp.clone(),
             templates: Templates::new(&config.masque)?,
             egress,

@@ -520,6 +520,11 @@ impl QueryQuota<'_> {
 }
 
 impl Pace {
+    /// Whether anything is ever held back.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.client.bandwidth.is_limited() || self.all.bandwidth.is_limited()
+    }
+
     /// Admits an id of forwarded mode.
     ///
     /// # Errors

@@ -20,6 +20,8 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
+use crate::{config::KernelMode, forward::LEFT_BY_KERNEL};
+
 pub(crate) mod exporter;
 
 pub(crate) type Count = Counter<u64, AtomicU64>;
@@ -453,6 +455,24 @@ pub struct Forwarding {
     pub to_client: Forwarded,
     /// Not forwarded.
     pub dropped: ForwardingDrops,
+    /// What of it the kernel does by itself.
+    pub kernel: KernelForwarding,
+}
+
+/// What flows count that the kernel forwards.
+#[derive(Debug)]
+pub struct KernelForwarding {
+    /// Rules that it has.
+    pub rules_open: Level,
+    /// Forwarded from clients to targets; it is among all that was forwarded, too.
+    pub to_target: Forwarded,
+    /// Forwarded from targets to clients.
+    pub to_client: Forwarded,
+    /// Packets of its rules that it left to the relay.
+    left: Vec<Count>,
+    /// Interfaces where it does, in their drivers and before the rest of its network.
+    by_driver: Level,
+    generic: Level,
 }
 
 /// Datagrams and their bytes.
@@ -497,6 +517,11 @@ pub struct ForwardingDrops {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ModeLabel {
+    mode: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct DirectionLabel {
     direction: &'static str,
 }
@@ -511,20 +536,73 @@ impl Forwarded {
 
 impl Forwarding {
     fn new(r: &mut Registrar) -> Self {
-        let (to_target, to_client) = forwarded(r);
+        let datagrams = ("forwarded_datagrams", "UDP payloads that were forwarded");
+        let bytes = ("forwarded_bytes", "Payload bytes that were forwarded");
+        let (to_target, to_client) = forwarded(r, datagrams, bytes);
         Self {
             rules_open: r.level("forwarding_rules_open", "Rules of forwarded mode in force"),
             refused: refused_registrations(r),
             to_target,
             to_client,
             dropped: forwarding_drops(r),
+            kernel: KernelForwarding::new(r),
         }
     }
 }
 
-fn forwarded(r: &mut Registrar) -> (Forwarded, Forwarded) {
-    let datagrams = r.family("forwarded_datagrams", "UDP payloads that were forwarded");
-    let bytes = r.family("forwarded_bytes", "Payload bytes that were forwarded");
+impl KernelForwarding {
+    fn new(r: &mut Registrar) -> Self {
+        let left = r.family(
+            "forwarding_kernel_left",
+            "Packets of the kernel's rules that were left to user space",
+        );
+        let of = |cause| left.get_or_create_owned(&CauseLabel { cause });
+        let modes = Family::<ModeLabel, Level>::default();
+        let help = "Interfaces where the kernel forwards";
+        r.0.register("forwarding_kernel_interfaces", help, modes.clone());
+        let by = |mode| modes.get_or_create_owned(&ModeLabel { mode });
+        let datagrams = (
+            "forwarding_kernel_datagrams",
+            "UDP payloads that the kernel forwarded",
+        );
+        let bytes = (
+            "forwarding_kernel_bytes",
+            "Payload bytes that the kernel forwarded",
+        );
+        let (to_target, to_client) = forwarded(r, datagrams, bytes);
+        Self {
+            rules_open: r.level("forwarding_kernel_rules_open", "Rules that the kernel has"),
+            to_target,
+            to_client,
+            left: LEFT_BY_KERNEL.map(of).into(),
+            by_driver: by(KernelMode::Driver.name()),
+            generic: by(KernelMode::Generic.name()),
+        }
+    }
+
+    /// Those where it does so in this way.
+    pub(crate) const fn interfaces(&self, mode: KernelMode) -> &Level {
+        match mode {
+            KernelMode::Driver | KernelMode::Auto => &self.by_driver,
+            KernelMode::Generic | KernelMode::Off => &self.generic,
+        }
+    }
+
+    /// Takes over what was left, of each reason of [`LEFT_BY_KERNEL`]: `now` in all, of which `before` is counted.
+    pub(crate) fn count_left(&self, before: &[u64], now: &[u64]) {
+        for (count, (now, before)) in self.left.iter().zip(now.iter().zip(before)) {
+            count.inc_by(now.wrapping_sub(*before));
+        }
+    }
+}
+
+fn forwarded(
+    r: &mut Registrar,
+    datagrams: (&str, &str),
+    bytes: (&str, &str),
+) -> (Forwarded, Forwarded) {
+    let datagrams = r.family(datagrams.0, datagrams.1);
+    let bytes = r.family(bytes.0, bytes.1);
     let of = |direction| {
         let label = DirectionLabel { direction };
         Forwarded {

@@ -16,6 +16,7 @@ use crate::{
     client_regions::ClientRegions,
     config::{Limits, LinkKind},
     egress::Egress,
+    forward::Kernel,
     ip::Ip,
     limits::Quotas,
     metrics::Metrics,
@@ -42,6 +43,10 @@ pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) limits: ArcSwap<Limits>,
     pub(crate) forwarding: crate::config::Forwarding,
+    /// What forwards in the kernel, if anything does.
+    pub(crate) kernel: Option<Arc<Kernel>>,
+    /// Where it does, or why it does not; `None` where nobody asked for it.
+    pub(crate) kernel_state: Option<String>,
     pub(crate) bound_udp: crate::config::BoundUdp,
     pub(crate) templates: Templates,
     pub(crate) egress: Arc<Egress>,

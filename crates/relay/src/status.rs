@@ -50,6 +50,9 @@ pub struct Standing {
     pub open: BTreeMap<String, u64>,
     /// What there is a number of.
     pub limits: Vec<Use>,
+    /// By which interfaces the kernel forwards, or why it does not; absent where the file does not ask for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel_forwarding: Option<String>,
 }
 
 /// How near a limit is.
@@ -120,6 +123,7 @@ impl Observer {
             users: self.shared.quotas.users(),
             open: self.open(),
             limits,
+            kernel_forwarding: self.shared.kernel_state.clone(),
         }
     }
 
@@ -181,6 +185,10 @@ impl Observer {
             ),
             ("tunnels_ip".into(), now(&metrics.tunnels_open.ip)),
         ]);
+        if self.shared.kernel.is_some() {
+            let rules = now(&metrics.forwarding.kernel.rules_open);
+            open.insert("kernel_rules".into(), rules);
+        }
         if let Some(onion) = &self.shared.onion {
             let number = |n| u64::try_from(n).unwrap_or(u64::MAX);
             open.insert("channels".into(), both(&metrics.channels_open));

@@ -238,6 +238,8 @@ impl RelayStatus {
             self.told.certificate.line(now),
         ];
         lines.extend(self.told.reload.as_ref().map(|reload| reload.line(now)));
+        let kernel = self.standing.kernel_forwarding.as_ref();
+        lines.extend(kernel.map(|how| format!("forwarding in the kernel: {how}")));
         let lines = lines.iter().map(|line| plain(line));
         let tables = [self.limits_table(), self.refusals_table()];
         let tables = tables.into_iter().flatten();

@@ -194,8 +194,8 @@ impl UdpFlow {
         self.socket.local_addr()
     }
 
-    #[cfg(test)]
-    pub(super) fn peer(&self) -> SocketAddr {
+    /// The other end.
+    pub fn peer(&self) -> SocketAddr {
         self.peer
     }
 

@@ -19,7 +19,7 @@ use quinn_udp::{RecvMeta, Transmit};
 
 use super::socket::ShardSocket;
 use super::steering::{self, Ids};
-use crate::coalesce::MOST_BYTES;
+use crate::{coalesce::MOST_BYTES, driver::AsyncUdpSocket as _};
 
 pub use quinn_udp::EcnCodepoint as Ecn;
 
@@ -82,6 +82,12 @@ pub struct Alias {
 impl Forwarder {
     pub(super) fn new(aliases: Arc<Aliases>, socket: Arc<ShardSocket>) -> Self {
         Self { aliases, socket }
+    }
+
+    /// The port that clients' packets come to.
+    #[must_use]
+    pub fn local_port(&self) -> Option<u16> {
+        self.socket.local_addr().ok().map(|address| address.port())
     }
 
     /// An id that nobody has and nobody can guess; it leads to this shard.

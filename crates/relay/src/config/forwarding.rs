@@ -20,6 +20,37 @@ pub struct Forwarding {
     pub ids_per_flow: usize,
     /// How many all flows of all clients may have registered; what finds no place stays tunnelled.
     pub ids: usize,
+    /// Whether the kernel forwards what is not transformed, by itself.
+    pub kernel: KernelMode,
+    /// The interfaces where it does; none: those with a default route.
+    pub interfaces: Vec<String>,
+}
+
+/// How the program that forwards in the kernel is attached to an interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KernelMode {
+    /// There is none.
+    #[default]
+    Off,
+    /// In the driver where it takes one, else before the rest of the kernel's network.
+    Auto,
+    /// In the driver or not at all.
+    Driver,
+    /// Before the rest of the kernel's network.
+    Generic,
+}
+
+impl KernelMode {
+    /// As it stands in a file.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Auto => "auto",
+            Self::Driver => "driver",
+            Self::Generic => "generic",
+        }
+    }
 }
 
 impl Default for Forwarding {
@@ -29,6 +60,8 @@ impl Default for Forwarding {
             identity: false,
             ids_per_flow: 64,
             ids: 262_144,
+            kernel: KernelMode::Off,
+            interfaces: Vec::new(),
         }
     }
 }
@@ -40,6 +73,10 @@ impl Forwarding {
                 "forwarding.ids",
                 "expected a number above 0",
             ));
+        }
+        if self.kernel != KernelMode::Off && !cfg!(feature = "kernel-forwarding") {
+            let problem = "this program cannot: it takes one that is built with `--features kernel-forwarding`";
+            return Err(ConfigError::new("forwarding.kernel", problem));
         }
         if IDS.contains(&self.ids_per_flow) {
             Ok(())

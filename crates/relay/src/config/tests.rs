@@ -214,6 +214,22 @@ fn a_token_comes_from_its_file() {
 }
 
 #[test]
+fn the_kernel_forwards_only_for_a_program_that_is_built_for_it() {
+    let text = |mode: &str| {
+        format!(
+            "listen = [\"127.0.0.1:1\"]\n[forwarding]\nkernel = \"{mode}\"\ninterfaces = [\"eth0\"]"
+        )
+    };
+    assert!(checked(&text("off")).is_ok());
+    for mode in ["auto", "driver", "generic"] {
+        let error = checked(&text(mode)).err().unwrap_or_default();
+        let refused = error.starts_with("forwarding.kernel");
+        assert_eq!(refused, !cfg!(feature = "kernel-forwarding"), "{error}");
+    }
+    assert!(checked(&text("true")).is_err());
+}
+
+#[test]
 fn a_flow_registers_two_ids_at_least_and_256_at_most() {
     for (ids, fine) in [(1, false), (2, true), (256, true), (257, false)] {
         let text = format!("listen = [\"127.0.0.1:1\"]\n[forwarding]\nids_per_flow = {ids}");

@@ -4,6 +4,7 @@
 
 use std::{
     cell::RefCell,
+    fmt,
     net::SocketAddr,
     sync::{
         Arc, Weak,
@@ -15,10 +16,11 @@ use std::{
 
 use hoplite_crypto::Transform;
 use hoplite_overlay::Batch;
-use hoplite_quic::server::{ALIAS_LENGTH, Ecn, Forward, Packets, Towards};
+use hoplite_quic::server::{ALIAS_LENGTH, AliasId, Ecn, Forward, Packets, Towards};
 use hoplite_wire::forwarding::{ConnectionId, SETTLING};
+use parking_lot::Mutex;
 
-use super::Forwarding;
+use super::{Forwarding, kernel::Entry};
 use crate::metrics::{Level, Metrics, Up};
 
 thread_local! {
@@ -30,36 +32,66 @@ thread_local! {
 const BLOCK: usize = 16;
 
 /// What stands behind an alias.
-#[derive(Debug)]
 pub(super) struct Rule {
     flow: Weak<Forwarding>,
     metrics: Arc<Metrics>,
+    alias: AliasId,
     /// The target's own id.
     id: ConnectionId,
     /// Where the client was when it asked for the rule.
     from: SocketAddr,
     closed: AtomicBool,
+    /// The kernel was asked to obey it.
+    offered: AtomicBool,
+    /// Does so.
+    kernel: Mutex<Option<Entry>>,
 }
 
 impl Rule {
     pub(super) fn new(
         flow: Weak<Forwarding>,
         metrics: Arc<Metrics>,
-        id: ConnectionId,
+        (alias, id): (AliasId, ConnectionId),
         from: SocketAddr,
     ) -> Self {
         Self {
             flow,
             metrics,
+            alias,
             id,
             from,
             closed: AtomicBool::new(false),
+            offered: AtomicBool::new(false),
+            kernel: Mutex::default(),
         }
     }
 
     /// What comes from now on is only counted.
     pub(super) fn close(&self) {
+        let mut kernel = self.kernel.lock();
         self.closed.store(true, Ordering::Relaxed);
+        *kernel = None;
+    }
+
+    /// The next packets need not come here, if the kernel can do it.
+    fn offer(&self, flow: &Forwarding) {
+        if !flow.may_enter_kernel() || self.offered.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let mut kernel = self.kernel.lock();
+        if !self.closed.load(Ordering::Relaxed) {
+            *kernel = flow.enter_from_client(self.from, &self.alias, &self.id);
+        }
+    }
+
+    /// Looks after what the kernel does of it, or ends that.
+    pub(super) fn tend(&self, stay: bool) {
+        let mut kernel = self.kernel.lock();
+        if stay {
+            kernel.iter_mut().for_each(Entry::tend);
+        } else if kernel.take().is_some() {
+            self.offered.store(false, Ordering::Relaxed);
+        }
     }
 
     fn flow(&self) -> Option<Arc<Forwarding>> {
@@ -82,6 +114,13 @@ impl Forward for Rule {
             return;
         }
         flow.up(&self.id, packets);
+        self.offer(&flow);
+    }
+}
+
+impl fmt::Debug for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Rule")
     }
 }
 
@@ -157,7 +196,6 @@ pub(crate) trait Tunnel {
 }
 
 /// The ids that are forwarded to the client; as many as the flow may register.
-#[derive(Debug)]
 pub(super) struct Clients {
     /// Where the client is.
     address: SocketAddr,
@@ -173,23 +211,42 @@ struct Beginning {
     mask: u64,
 }
 
-#[derive(Debug)]
 struct Client {
     id: ConnectionId,
     alias: ConnectionId,
     /// Its first packets went through the tunnel, and might be overtaken until then.
     settling: Option<Instant>,
+    /// The kernel was asked to forward them.
+    offered: bool,
+    /// Does so.
+    kernel: Option<Entry>,
     _counted: Up,
 }
 
 impl Client {
-    fn settled(&mut self, tunnel: &impl Tunnel) -> Option<&Self> {
+    fn settled(&mut self, tunnel: &impl Tunnel) -> Option<&mut Self> {
         let waits = |until: &mut Instant| {
             let left = until.saturating_duration_since(Instant::now());
             !left.is_zero() && !tunnel.is_drained(SETTLING.saturating_sub(left))
         };
         self.settling.take_if(|until| !waits(until));
         self.settling.is_none().then_some(self)
+    }
+
+    /// The next packets need not come here, if the kernel can do it.
+    fn offer(&mut self, flow: &Forwarding, address: SocketAddr) {
+        if flow.may_enter_kernel() && !self.offered {
+            self.offered = true;
+            self.kernel = flow.enter_from_target(address, &self.id, &self.alias);
+        }
+    }
+
+    fn tend(&mut self, stay: bool) {
+        if stay {
+            self.kernel.iter_mut().for_each(Entry::tend);
+        } else if self.kernel.take().is_some() {
+            self.offered = false;
+        }
     }
 }
 
@@ -221,22 +278,34 @@ impl Clients {
         ids: impl Iterator<Item = (ConnectionId, ConnectionId)>,
         open: &Level,
     ) {
+        let moved = self.address != address;
         self.address = address;
-        let before = std::mem::take(&mut self.ids);
+        let mut before = std::mem::take(&mut self.ids);
         let until = Instant::now() + SETTLING;
         self.beginnings.clear();
         self.ids.extend(ids.map(|(id, alias)| {
-            let known = before.iter().find(|client| client.alias == alias);
+            let mut known = before.iter_mut().find(|client| client.alias == alias);
+            let kernel = known.as_mut().filter(|_| !moved);
+            let kernel = kernel.and_then(|client| client.kernel.take());
             Client {
                 id,
                 alias,
                 settling: known.map_or(Some(until), |client| client.settling),
+                offered: kernel.is_some(),
+                kernel,
                 _counted: Up::new(open),
             }
         }));
         let ids = self.ids.iter();
         let beginnings = ids.map(|client| Beginning::of(&client.id));
         self.beginnings.extend(beginnings);
+    }
+
+    /// Looks after what the kernel does for them, or ends that.
+    pub(super) fn tend(&mut self, stay: bool) {
+        for client in &mut self.ids {
+            client.tend(stay);
+        }
     }
 
     /// Which of the ids a packet has; ids of one flow do not conflict, so that it is one at most.
@@ -320,7 +389,10 @@ impl Forwarding {
             let ready = |client: &&mut Client| self.is_long_enough(client, run, segment);
             let client = client.filter(ready);
             match client.and_then(|client| client.settled(tunnel)) {
-                Some(client) => self.to_client(client, run, segment, towards),
+                Some(client) => {
+                    self.to_client(client, run, segment, towards);
+                    client.offer(self, towards.destination);
+                }
                 _ => tunnel.send(Batch {
                     contents: run,
                     segment,

@@ -54,7 +54,10 @@ pub(crate) fn carry(
         passed: Arc::new(AtomicU64::new(0)),
         account,
     };
-    let forwarding = terms.map(|terms| Forwarding::new(terms, target.clone(), ledger.clone()));
+    let forwarding = terms.map(|terms| {
+        let kernel = shared.kernel.clone();
+        Forwarding::new(terms, target.clone(), ledger.clone(), kernel)
+    });
     let sink = ToTarget::new(target.clone(), ledger.clone(), forwarding.clone());
     let client = exchange.datagrams(Arc::new(sink));
     if forwarding.is_some() {
