@@ -395,6 +395,7 @@ mod tests {
                     used("limits.waiting", 1, 100),
                     used("limits.requests", 90, 100),
                 ],
+                kernel_forwarding: None,
             },
             lately: Lately {
                 seconds: 60.0,
