@@ -9,7 +9,7 @@ use std::{
     task::{Context, Poll, Waker, ready},
 };
 
-use hoplite_overlay::{Batch, Datagrams, Error, ErrorKind, Received};
+use hoplite_overlay::{Batch, Datagrams, Ecn, Error, ErrorKind, Received};
 use hoplite_quic::{
     AsyncUdpSocket,
     coalesce::{Coalescer, MOST_SEGMENTS, Pushed},
@@ -107,11 +107,11 @@ impl VirtualSocket {
     }
 
     /// Hands `batch` down. What is sent into a flow that has ended is lost.
-    fn send(&self, batch: Batch<'_>, cx: &mut Context<'_>) -> Poll<bool> {
+    fn send(&self, batch: Batch<'_>, mark: Option<Ecn>, cx: &mut Context<'_>) -> Poll<bool> {
         if self.failure.lock().is_some() {
             return Poll::Ready(false);
         }
-        match ready!(self.flow.poll_send(cx, batch)) {
+        match ready!(self.flow.poll_send_marked(cx, batch, mark)) {
             Ok(()) => Poll::Ready(true),
             Err(error) => {
                 self.lost(error);
@@ -128,7 +128,7 @@ impl VirtualSocket {
         if out.packets.is_empty() {
             let task = out.task.clone();
             let waker = task.as_ref().unwrap_or(Waker::noop());
-            match self.send(batch, &mut Context::from_waker(waker)) {
+            match self.send(batch, None, &mut Context::from_waker(waker)) {
                 Poll::Ready(taken) => return taken,
                 Poll::Pending => {}
             }
@@ -149,15 +149,15 @@ impl VirtualSocket {
         Poll::Pending
     }
 
-    /// One receive call, without what is not the connection's own. `None`: there is nothing for now.
-    fn receive(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Option<Received> {
+    /// One receive call, without what is not the connection's own, and how the network has marked it. `None`: there is nothing for now.
+    fn receive(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Option<(Received, Option<Ecn>)> {
         for _ in 0..MAX_DIVERTED {
-            match self.flow.poll_recv(cx, buf) {
-                Poll::Ready(Ok(got)) => {
+            match self.flow.poll_recv_marked(cx, buf) {
+                Poll::Ready(Ok((got, mark))) => {
                     self.pulse.hear();
                     let left = self.bypass.divert(buf, got);
                     if left.len > 0 || got.len == 0 {
-                        return Some(left);
+                        return Some((left, mark));
                     }
                 }
                 Poll::Ready(Err(error)) => {
@@ -193,7 +193,7 @@ impl AsyncUdpSocket for VirtualSocket {
         if let Some(batch) = out.packets.batch() {
             let contents = batch.contents;
             let segment = batch.segment_size.unwrap_or(contents.len()).max(1);
-            ready!(self.send(Batch { contents, segment }, cx));
+            ready!(self.send(Batch { contents, segment }, batch.ecn, cx));
             out.packets.clear();
             out.writers.drain(..).for_each(Waker::wake);
         }
@@ -203,7 +203,7 @@ impl AsyncUdpSocket for VirtualSocket {
     fn poll_send(&self, cx: &mut Context<'_>, transmit: &Transmit<'_>) -> Poll<io::Result<()>> {
         let contents = transmit.contents;
         let segment = transmit.segment_size.unwrap_or(contents.len()).max(1);
-        ready!(self.send(Batch { contents, segment }, cx));
+        ready!(self.send(Batch { contents, segment }, transmit.ecn, cx));
         self.pulse.packet();
         Poll::Ready(Ok(()))
     }
@@ -216,10 +216,10 @@ impl AsyncUdpSocket for VirtualSocket {
     ) -> Poll<io::Result<usize>> {
         let mut filled = 0;
         for (buf, meta) in bufs.iter_mut().zip(metas) {
-            let Some(got) = self.receive(cx, buf) else {
+            let Some((got, mark)) = self.receive(cx, buf) else {
                 break;
             };
-            *meta = received(got.len, got.segment);
+            *meta = received(got, mark);
             filled += 1;
         }
         if filled == 0 {
@@ -256,11 +256,12 @@ fn transmit(batch: Batch<'_>) -> Transmit<'_> {
     }
 }
 
-fn received(len: usize, segment: usize) -> RecvMeta {
+fn received(got: Received, mark: Option<Ecn>) -> RecvMeta {
     RecvMeta {
         addr: PEER,
-        len,
-        stride: segment.max(1),
+        len: got.len,
+        stride: got.segment.max(1),
+        ecn: mark,
         ..RecvMeta::default()
     }
 }
@@ -268,5 +269,68 @@ fn received(len: usize, segment: usize) -> RecvMeta {
 impl fmt::Debug for VirtualSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("VirtualSocket")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A flow whose packets are the network's.
+    #[derive(Debug, Default)]
+    struct Network(Arc<Mutex<Vec<Option<Ecn>>>>);
+
+    impl Datagrams for Network {
+        fn max_payload(&self) -> usize {
+            1452
+        }
+
+        fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
+            self.poll_send_marked(cx, batch, None)
+        }
+
+        fn poll_send_marked(
+            &self,
+            _: &mut Context<'_>,
+            _: Batch<'_>,
+            mark: Option<Ecn>,
+        ) -> Poll<Result<(), Error>> {
+            self.0.lock().push(mark);
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_recv(&self, _: &mut Context<'_>, _: &mut [u8]) -> Poll<Result<Received, Error>> {
+            Poll::Pending
+        }
+
+        fn poll_recv_marked(
+            &self,
+            _: &mut Context<'_>,
+            _: &mut [u8],
+        ) -> Poll<Result<(Received, Option<Ecn>), Error>> {
+            let (len, segment) = (100, 50);
+            Poll::Ready(Ok((Received { len, segment }, Some(Ecn::Ce))))
+        }
+    }
+
+    #[tokio::test]
+    async fn marks_of_congestion_pass_both_ways() {
+        let sent = Arc::default();
+        let flow = Box::new(Network(Arc::clone(&sent)));
+        let socket = VirtualSocket::new(flow, Arc::default(), &Arc::default(), &Pulse::new(), 1);
+        let mut cx = Context::from_waker(Waker::noop());
+        let packet = Transmit {
+            ecn: Some(Ecn::Ect0),
+            ..transmit(Batch::one(&[7; 100]))
+        };
+        assert!(socket.poll_send(&mut cx, &packet).is_ready());
+        assert_eq!(*sent.lock(), [Some(Ecn::Ect0)]);
+        let (mut room, mut metas) = ([0; 100], [RecvMeta::default()]);
+        let received = socket.poll_recv(&mut cx, &mut [IoSliceMut::new(&mut room)], &mut metas);
+        assert!(matches!(received, Poll::Ready(Ok(1))));
+        assert_eq!(
+            (metas[0].len, metas[0].stride, metas[0].ecn),
+            (100, 50, Some(Ecn::Ce))
+        );
     }
 }

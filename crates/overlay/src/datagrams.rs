@@ -12,6 +12,9 @@ use hoplite_wire::connect_ip::{Prefix, Route};
 
 use crate::{Error, ErrorKind};
 
+/// How the network is to mark packets where it is congested, or has marked them (RFC 3168).
+pub use quinn_udp::EcnCodepoint as Ecn;
+
 /// Datagrams to send: `contents` cut every `segment` bytes; the last one may be shorter.
 #[derive(Clone, Copy)]
 pub struct Batch<'a> {
@@ -51,6 +54,25 @@ pub trait Datagrams: fmt::Debug + Send + Sync {
 
     /// Fills `buf` with as many payloads of one size as are there and fit. A payload larger than `buf` is dropped.
     fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>>;
+
+    /// As [`Self::poll_send`], in packets that bear this mark where datagrams are packets of the network. Elsewhere, and by default, the mark is lost.
+    fn poll_send_marked(
+        &self,
+        cx: &mut Context<'_>,
+        batch: Batch<'_>,
+        _mark: Option<Ecn>,
+    ) -> Poll<Result<(), Error>> {
+        self.poll_send(cx, batch)
+    }
+
+    /// As [`Self::poll_recv`], and the mark that the packets bear, all of them the same. `None` as well where marks are lost, as by default.
+    fn poll_recv_marked(
+        &self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<Result<(Received, Option<Ecn>), Error>> {
+        self.poll_recv(cx, buf).map_ok(|received| (received, None))
+    }
 
     /// Whether the flow should be opened again, because there is a better path now: the device has another address towards
     /// the target, or the relay another connection. Cheap enough to be asked every second.

@@ -21,7 +21,7 @@ mod terms;
 
 use std::{fmt, future::Future, net::IpAddr, pin::Pin, sync::Arc};
 
-pub use datagrams::{Batch, Bound, Datagrams, End, Packets, Received};
+pub use datagrams::{Batch, Bound, Datagrams, Ecn, End, Packets, Received};
 pub use direct::Direct;
 pub use error::{Error, ErrorKind, Reason};
 use hoplite_wire::{Target, connect_ip::Scope};

@@ -18,7 +18,7 @@ use quinn_proto::congestion::{
 };
 
 /// Bytes in flight without control: more than any path holds, and above `u32::MAX`, so that the QUIC stack does not pace either.
-const NO_WINDOW: u64 = 1 << 40;
+pub(crate) const NO_WINDOW: u64 = 1 << 40;
 
 /// Bytes in flight to begin with (RFC 9002 §7.2), until the stack's next packet builds the controller.
 const INITIAL_WINDOW: u64 = 12_000;

@@ -6,7 +6,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::{Batch, conformance::Subject};
+use crate::{Batch, Ecn, conformance::Subject};
 
 crate::conformance_tests!(Subject::on_loopback(Arc::new(Direct::new())));
 
@@ -282,4 +282,47 @@ async fn udp_takes_the_address_that_a_tcp_connection_came_about_with() {
         listener.accept().await.expect("accepted"),
     );
     assert_eq!(peer().await.ip(), Ipv4Addr::LOCALHOST);
+}
+
+#[tokio::test]
+async fn marks_of_the_network_pass_both_ways_whatever_the_size_of_the_buffer() {
+    let far = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("binds");
+    let state = quinn_udp::UdpSocketState::new((&far).into()).expect("options");
+    let address = far.local_addr().expect("bound");
+    let flow = connect_udp(address, &UdpSettings::default()).expect("opens");
+    let contents = [7; 300];
+    let batch = Batch {
+        contents: &contents,
+        segment: 100,
+    };
+    std::future::poll_fn(|cx| flow.poll_send_marked(cx, batch, Some(Ecn::Ect0)))
+        .await
+        .expect("sent");
+    let mut room = [0; 1000];
+    let mut metas = [quinn_udp::RecvMeta::default()];
+    far.set_nonblocking(false).expect("an option");
+    state
+        .recv(
+            (&far).into(),
+            &mut [io::IoSliceMut::new(&mut room)],
+            &mut metas,
+        )
+        .expect("received");
+    assert_eq!(metas[0].ecn, Some(Ecn::Ect0));
+    let marked = quinn_udp::Transmit {
+        destination: metas[0].addr,
+        ecn: Some(Ecn::Ce),
+        contents: &contents,
+        segment_size: Some(100),
+        src_ip: None,
+    };
+    state.send((&far).into(), &marked).expect("sent");
+    let (mut got, mut small) = (0, [0; 150]);
+    while got < 300 {
+        let (received, mark) = std::future::poll_fn(|cx| flow.poll_recv_marked(cx, &mut small))
+            .await
+            .expect("received");
+        assert_eq!((received.len, mark), (100, Some(Ecn::Ce)));
+        got += received.len;
+    }
 }

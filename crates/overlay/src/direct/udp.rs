@@ -16,8 +16,7 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
-pub use quinn_udp::EcnCodepoint as Ecn;
-use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
+use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use rustix::io::Errno;
 use socket2::{Domain, SockRef, Socket, Type};
 use tokio::{
@@ -32,7 +31,7 @@ use super::{
     system::{self, AsSocket},
     tcp::bind_source,
 };
-use crate::{Batch, Datagrams, Error, ErrorKind, Reason, Received};
+use crate::{Batch, Datagrams, Ecn, Error, ErrorKind, Reason, Received};
 
 /// The largest UDP payload over IPv4, hence the largest batch that one call may hold, in bytes.
 const MAX_BATCH: usize = 65_507;
@@ -377,6 +376,51 @@ impl Datagrams for UdpFlow {
         self.poll_recv_marked(cx, buf)
             .map_ok(|(received, _)| received)
     }
+
+    fn poll_send_marked(
+        &self,
+        cx: &mut Context<'_>,
+        batch: Batch<'_>,
+        ecn: Option<Ecn>,
+    ) -> Poll<Result<(), Error>> {
+        let segment = batch.segment.max(1);
+        let form = Form { segment, ecn };
+        if batch.contents.len() <= segment && batch.contents.len() <= self.max_payload() {
+            return self.poll_send_chunk(cx, batch.contents, form);
+        }
+        if segment > self.max_payload() {
+            return self.poll_send_fitting(cx, batch, ecn);
+        }
+        let per_call = (MAX_BATCH / segment).clamp(1, self.state.max_gso_segments().max(1));
+        self.poll_send_all(cx, batch.contents.chunks(per_call * segment), form)
+    }
+
+    fn poll_recv_marked(
+        &self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<Result<(Received, Option<Ecn>), Error>> {
+        loop {
+            if self.refused.swap(false, Ordering::AcqRel) {
+                return Poll::Ready(Err(refused()));
+            }
+            match self.receiving.try_recv(&self.state, buf) {
+                Ok(arrived) => {
+                    self.count_dropped(arrived.dropped);
+                    if let Some(received) = arrived.received {
+                        return Poll::Ready(Ok((received, arrived.ecn)));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.receiver.register(cx.waker());
+                    if !self.refused.load(Ordering::Acquire) {
+                        ready!(self.receiving.poll_ready(cx)).map_err(flow_failed)?;
+                    }
+                }
+                Err(error) => return Poll::Ready(Err(flow_failed(error))),
+            }
+        }
+    }
 }
 
 fn is_out_of_reach(error: &io::Error) -> bool {
@@ -451,6 +495,7 @@ struct Rest {
     data: Vec<u8>,
     at: usize,
     segment: usize,
+    ecn: Option<Ecn>,
 }
 
 /// What was taken of some coalesced payloads.
@@ -465,17 +510,17 @@ struct Taken {
 struct Arrived {
     /// What of it fits the caller's buffer.
     received: Option<Received>,
-    /// How the network marked it; unknown for the rest of what did not fit at once.
-    ecn: Option<EcnCodepoint>,
+    /// How the network marked it.
+    ecn: Option<Ecn>,
     /// How many payloads were too large.
     dropped: usize,
 }
 
-impl From<Taken> for Arrived {
-    fn from(taken: Taken) -> Self {
+impl Arrived {
+    fn new(taken: &Taken, ecn: Option<Ecn>) -> Self {
         Self {
             received: taken.received,
-            ecn: None,
+            ecn,
             dropped: taken.dropped,
         }
     }
@@ -492,8 +537,8 @@ impl Receiving {
     /// What arrived, if any of it fits `buf`.
     fn try_recv(&self, state: &UdpSocketState, buf: &mut [u8]) -> io::Result<Arrived> {
         let mut between = self.between.lock();
-        if let Some(taken) = between.take_rest(buf) {
-            return Ok(taken.into());
+        if let Some((taken, ecn)) = between.take_rest(buf) {
+            return Ok(Arrived::new(&taken, ecn));
         }
         if buf.len() >= MAX_RECEIVE {
             let (received, ecn) = self.recv_whole(state, buf)?;
@@ -507,11 +552,8 @@ impl Receiving {
             let (Received { len, segment }, ecn) = self.recv_whole(state, scratch)?;
             let data = scratch.get(..len).unwrap_or_default();
             let taken = take(data, segment, buf);
-            between.keep(data, taken.bytes, segment);
-            Ok(Arrived {
-                ecn,
-                ..taken.into()
-            })
+            between.keep(data, taken.bytes, segment, ecn);
+            Ok(Arrived::new(&taken, ecn))
         })
     }
 
@@ -519,7 +561,7 @@ impl Receiving {
         &self,
         state: &UdpSocketState,
         buf: &mut [u8],
-    ) -> io::Result<(Received, Option<EcnCodepoint>)> {
+    ) -> io::Result<(Received, Option<Ecn>)> {
         let mut meta = [RecvMeta::default()];
         self.socket.try_io(Interest::READABLE, || {
             let mut bufs = [IoSliceMut::new(buf)];
@@ -568,8 +610,9 @@ impl Receiving {
 }
 
 impl Between {
-    fn take_rest(&mut self, buf: &mut [u8]) -> Option<Taken> {
+    fn take_rest(&mut self, buf: &mut [u8]) -> Option<(Taken, Option<Ecn>)> {
         let rest = self.rest.as_mut()?;
+        let ecn = rest.ecn;
         let taken = take(
             rest.data.get(rest.at..).unwrap_or_default(),
             rest.segment,
@@ -579,15 +622,16 @@ impl Between {
         if rest.at >= rest.data.len() {
             self.rest = None;
         }
-        Some(taken)
+        Some((taken, ecn))
     }
 
-    fn keep(&mut self, data: &[u8], taken: usize, segment: usize) {
+    fn keep(&mut self, data: &[u8], taken: usize, segment: usize, ecn: Option<Ecn>) {
         if let Some(rest) = data.get(taken..).filter(|rest| !rest.is_empty()) {
             self.rest = Some(Box::new(Rest {
                 data: rest.to_vec(),
                 at: 0,
                 segment,
+                ecn,
             }));
         }
     }
@@ -625,65 +669,6 @@ fn take(data: &[u8], segment: usize, buf: &mut [u8]) -> Taken {
 impl fmt::Debug for Receiving {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Receiving")
-    }
-}
-
-// Payloads with the network's marks, for those who pass on what others have marked. [`Datagrams`] has none.
-// RFC 3168.
-
-impl UdpFlow {
-    /// As [`Datagrams::poll_send`]; the packets are marked with `ecn`.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn poll_send_marked(
-        &self,
-        cx: &mut Context<'_>,
-        batch: Batch<'_>,
-        ecn: Option<Ecn>,
-    ) -> Poll<Result<(), Error>> {
-        let segment = batch.segment.max(1);
-        let form = Form { segment, ecn };
-        if batch.contents.len() <= segment && batch.contents.len() <= self.max_payload() {
-            return self.poll_send_chunk(cx, batch.contents, form);
-        }
-        if segment > self.max_payload() {
-            return self.poll_send_fitting(cx, batch, ecn);
-        }
-        let per_call = (MAX_BATCH / segment).clamp(1, self.state.max_gso_segments().max(1));
-        self.poll_send_all(cx, batch.contents.chunks(per_call * segment), form)
-    }
-
-    /// As [`Datagrams::poll_recv`], and how the packets are marked: all that come together are marked alike.
-    /// A buffer of less than 65,535 bytes may not learn it.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn poll_recv_marked(
-        &self,
-        cx: &mut Context<'_>,
-        buf: &mut [u8],
-    ) -> Poll<Result<(Received, Option<Ecn>), Error>> {
-        loop {
-            if self.refused.swap(false, Ordering::AcqRel) {
-                return Poll::Ready(Err(refused()));
-            }
-            match self.receiving.try_recv(&self.state, buf) {
-                Ok(arrived) => {
-                    self.count_dropped(arrived.dropped);
-                    if let Some(received) = arrived.received {
-                        return Poll::Ready(Ok((received, arrived.ecn)));
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.receiver.register(cx.waker());
-                    if !self.refused.load(Ordering::Acquire) {
-                        ready!(self.receiving.poll_ready(cx)).map_err(flow_failed)?;
-                    }
-                }
-                Err(error) => return Poll::Ready(Err(flow_failed(error))),
-            }
-        }
     }
 }
 

@@ -31,6 +31,7 @@ use super::{
     now,
     windows::{Heard, Windows},
 };
+use crate::congestion;
 
 /// What the task and the handles share.
 pub(super) struct Inner {
@@ -147,6 +148,10 @@ impl State {
     ) -> Option<Transmit> {
         let mut transmit = self.stack.poll_transmit(now, most, batch)?;
         transmit.src_ip = self.source_towards(transmit.destination);
+        // Who does not slow down for a mark must be dropped instead (RFC 3168 §6.1).
+        if self.stack.congestion_state().window() >= congestion::NO_WINDOW {
+            transmit.ecn = None;
+        }
         Some(transmit)
     }
 

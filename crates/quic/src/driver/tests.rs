@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use quinn_proto::{
     ClientConfig, ConnectError, ConnectionError, EndpointConfig, ServerConfig, TransportConfig,
 };
-use quinn_udp::{RecvMeta, Transmit};
+use quinn_udp::{EcnCodepoint, RecvMeta, Transmit};
 use tokio::time::{Sleep, sleep, sleep_until, timeout};
 
 use super::{
@@ -46,8 +46,9 @@ fn address(n: u8) -> SocketAddr {
 #[derive(Default)]
 struct Network(Mutex<Vec<(SocketAddr, Arc<Inbox>)>>);
 
-/// When it is there, from whom, and how large its packets are.
-type Batch = (Instant, SocketAddr, Vec<u8>, usize);
+/// When it is there, from whom, how large its packets are and what mark they bear.
+type Batch = (Instant, SocketAddr, Vec<u8>, Form);
+type Form = (usize, Option<EcnCodepoint>);
 
 #[derive(Default)]
 struct Inbox {
@@ -87,7 +88,7 @@ impl Path {
 }
 
 impl Inbox {
-    fn send(&self, from: SocketAddr, contents: &[u8], segment: usize) {
+    fn send(&self, from: SocketAddr, contents: &[u8], (segment, mark): Form) {
         let mut path = self.path.lock();
         let (now, mut arrived) = (now(), self.arrived.lock());
         for packet in contents.chunks(segment) {
@@ -95,18 +96,20 @@ impl Inbox {
                 continue;
             };
             match arrived.back_mut() {
-                Some((last, _, batch, stride))
-                    if *last == at && *stride == packet.len() && batch.len() < MOST_BYTES / 2 =>
+                Some((last, _, batch, form))
+                    if *last == at
+                        && *form == (packet.len(), mark)
+                        && batch.len() < MOST_BYTES / 2 =>
                 {
                     batch.extend_from_slice(packet);
                 }
-                _ => arrived.push_back((at, from, packet.to_vec(), packet.len())),
+                _ => arrived.push_back((at, from, packet.to_vec(), (packet.len(), mark))),
             }
         }
         self.reader.wake();
     }
 
-    fn poll_next(&self, cx: &mut Context<'_>) -> Poll<(SocketAddr, Vec<u8>, usize)> {
+    fn poll_next(&self, cx: &mut Context<'_>) -> Poll<(SocketAddr, Vec<u8>, Form)> {
         self.reader.register(cx.waker());
         let mut arrived = self.arrived.lock();
         let Some((at, ..)) = arrived.front() else {
@@ -119,7 +122,7 @@ impl Inbox {
             ready!(late);
         }
         match arrived.pop_front() {
-            Some((_, from, contents, stride)) => Poll::Ready((from, contents, stride)),
+            Some((_, from, contents, form)) => Poll::Ready((from, contents, form)),
             None => Poll::Pending,
         }
     }
@@ -131,6 +134,7 @@ struct Line {
     address: SocketAddr,
     inbox: Arc<Inbox>,
     calls: Mutex<Vec<(SocketAddr, usize)>>,
+    marks: Mutex<Vec<Option<EcnCodepoint>>>,
     is_shut: AtomicBool,
     writer: Mutex<Option<Waker>>,
 }
@@ -144,6 +148,7 @@ impl Line {
             address,
             inbox,
             calls: Mutex::default(),
+            marks: Mutex::default(),
             is_shut: AtomicBool::new(false),
             writer: Mutex::default(),
         })
@@ -170,10 +175,11 @@ impl AsyncUdpSocket for Line {
         let segment = transmit.segment_size.unwrap_or(transmit.contents.len());
         let count = transmit.contents.len().div_ceil(segment);
         self.calls.lock().push((transmit.destination, count));
+        self.marks.lock().push(transmit.ecn);
         let nodes = self.network.0.lock();
         let there = nodes.iter().rev();
         for (_, inbox) in there.filter(|(at, _)| *at == transmit.destination).take(1) {
-            inbox.send(self.address, transmit.contents, segment);
+            inbox.send(self.address, transmit.contents, (segment, transmit.ecn));
         }
         Poll::Ready(Ok(()))
     }
@@ -184,12 +190,13 @@ impl AsyncUdpSocket for Line {
         buffers: &mut [IoSliceMut<'_>],
         metas: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
-        let (addr, contents, stride) = ready!(self.inbox.poll_next(cx));
+        let (addr, contents, (stride, ecn)) = ready!(self.inbox.poll_next(cx));
         buffers[0][..contents.len()].copy_from_slice(&contents);
         metas[0] = RecvMeta {
             addr,
             len: contents.len(),
             stride,
+            ecn,
             ..RecvMeta::default()
         };
         Poll::Ready(Ok(1))
@@ -262,7 +269,10 @@ impl World {
 /// How both ends of a connection are configured.
 #[derive(Clone, Copy)]
 enum Transport {
+    /// Without congestion control to speak of.
     Usual,
+    /// With the stack's own.
+    Controlled,
     /// With a window of this many bytes for each stream, and one for all; and as our ends are steered, without congestion control.
     Windows(u32, u32),
 }
@@ -270,7 +280,13 @@ enum Transport {
 impl Transport {
     fn configs(self) -> (ClientConfig, ServerConfig) {
         let Self::Windows(stream, all) = self else {
-            return configs(&Hooks::default(), &Hooks::default(), None);
+            let (mut near, mut far) = configs(&Hooks::default(), &Hooks::default(), None);
+            if matches!(self, Self::Controlled) {
+                let controlled = Arc::new(TransportConfig::default());
+                near.transport_config(Arc::clone(&controlled));
+                far.transport_config(controlled);
+            }
+            return (near, far);
         };
         let request = TuningRequest {
             congestion: Congestion::Off,
@@ -324,6 +340,26 @@ async fn all_that_was_written_before_the_task_runs_leaves_in_batches_as_long_as_
         batches.len() <= 4 && batches.iter().sum::<usize>() >= 84,
         "{batches:?}"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn packets_bear_a_mark_while_their_sender_slows_down_for_one() {
+    for (transport, mark) in [
+        (Transport::Controlled, Some(EcnCodepoint::Ect0)),
+        (WINDOWS, None),
+    ] {
+        let world = World::with(transport);
+        let (_client, line, near, far) = world.dial(2).await;
+        sleep(Duration::from_secs(1)).await;
+        line.marks.lock().clear();
+        let mut stream = near.open_uni().await.unwrap();
+        stream.write_all(&[7; 100_000]).await.unwrap();
+        let mut reader = soon(far.accept_uni()).await.unwrap();
+        soon(reader.read_exact(&mut [0; 100_000])).await.unwrap();
+        let marks = mem::take(&mut *line.marks.lock());
+        let all = marks.iter().all(|bears| *bears == mark);
+        assert!(all && !marks.is_empty(), "{mark:?}: {marks:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,7 +15,7 @@ use std::{
 };
 
 use hoplite_crypto::Transform;
-use hoplite_overlay::Batch;
+use hoplite_overlay::{Batch, Datagrams};
 use hoplite_quic::server::{ALIAS_LENGTH, AliasId, Ecn, Forward, Packets, Towards};
 use hoplite_wire::forwarding::{ConnectionId, SETTLING};
 use parking_lot::Mutex;

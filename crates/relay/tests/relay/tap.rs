@@ -4,7 +4,7 @@
 use std::{future::poll_fn, net::SocketAddr, sync::Arc, time::Duration};
 
 use hoplite_overlay::{
-    Batch,
+    Batch, Datagrams,
     direct::{UdpFlow, UdpSettings, connect_udp},
 };
 use hoplite_quic::server::Ecn;
