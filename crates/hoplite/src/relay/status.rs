@@ -395,7 +395,7 @@ mod tests {
                     used("limits.waiting", 1, 100),
                     used("limits.requests", 90, 100),
                 ],
-                kernel_forwarding: None,
+                kernel_forwarding: Some("eth0 (driver)".into()),
             },
             lately: Lately {
                 seconds: 60.0,
@@ -431,6 +431,7 @@ mod tests {
             "now: 3 users with something open, 5 tunnels tcp\n",
             "12.3 Mbit/s to users",
             "certificate: it ends in 10 d 0 h; pin sha256:x",
+            "forwarding in the kernel: eth0 (driver)",
             "last reload: 1 min 1 s ago; until it is started again this waits: limits.shards",
             "limits.requests    90   100  90.0\nlimits.waiting      1   100   1.0",
             "limit: requests              11       2\npolicy                        4       0",
