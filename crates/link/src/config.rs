@@ -1,5 +1,4 @@
-//! Times, windows and sizes of a link. Windows begin small and grow with what moves: one stream fills 300 Mbit/s over 200 ms, four of them
-//! 1 Gbit/s.
+//! Times, windows and sizes of a link. The defaults suit a fast path of up to 100 ms; windows of longer ones may be made to grow with what moves.
 
 use std::time::{Duration, Instant};
 
@@ -53,7 +52,7 @@ pub struct Config {
     /// How many bytes of one stream the peer may send ahead of its reader, while the connection's window has room. It has an eighth more than is on its way,
     /// as the stack tells the peer of eighths; and while nobody reads the stream, so much of the connection's window is lost to the others.
     pub stream_window: u32,
-    /// How many bytes of all streams the peer may send ahead of their readers, at first.
+    /// How many bytes of all streams the peer may send ahead of their readers, at first: two hundred streams may stand still before the others have to.
     pub connection_window: u32,
     /// The same, at most: so wide it becomes with what moves, and where streams stand still, for the sake of the others. `None`: windows stay as they are.
     pub widest_window: Option<u64>,
@@ -102,9 +101,9 @@ impl Default for Config {
             idle: Duration::from_secs(45),
             largest_payload: 1452,
             tunnelled_below: 0,
-            stream_window: 8 << 20,
-            connection_window: 1_250_000,
-            widest_window: Some(256 << 20),
+            stream_window: 1_250_000,
+            connection_window: 256 << 20,
+            widest_window: None,
             window_budget: WindowBudget::new(256 << 20),
             receive_segments: 44,
             datagram_queue: 1 << 20,

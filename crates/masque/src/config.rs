@@ -60,7 +60,8 @@ pub struct Config {
     pub isolated_idle: Duration,
     /// Bytes of datagrams kept for a flow whose reader is slow; more are dropped, the newest first.
     pub datagram_queue: usize,
-    /// Bytes of one TCP flow that a relay may send ahead of the program that reads it, at most, and 64 KiB at least; QUIC has so many only where as much moves.
+    /// Bytes of one TCP flow that a relay may send ahead of the program that reads it, at most, and 64 KiB at least. Where it is wider than by default, QUIC has so many only
+    /// where as much moves.
     pub stream_window: u32,
     /// Bytes by which the windows of all connections to relays may be wider than at first; beyond it they stay as they are.
     pub window_memory: u64,
@@ -78,6 +79,10 @@ pub struct Config {
     pub spare_after: Duration,
 }
 
+/// What a relay may send ahead on one flow, in bytes: two hundred flows that nobody reads leave the connection room for others.
+const STREAM_WINDOW: u32 = 1_250_000;
+/// Where a flow may have more than that, what a connection has for all its flows at first and at most.
+const GROWING: (u32, Option<u64>) = (1_250_000, Some(256 << 20));
 /// A narrower window would cost more packets than it saves memory.
 const LEAST_STREAM_WINDOW: u32 = 64 << 10;
 
@@ -107,7 +112,7 @@ impl Default for Config {
             spare: true,
             isolated_idle: Duration::from_secs(90),
             datagram_queue: 1 << 20,
-            stream_window: 8 << 20,
+            stream_window: STREAM_WINDOW,
             window_memory: 256 << 20,
             link: hoplite_link::Config::default(),
             open_limit: Duration::from_secs(20),
@@ -132,12 +137,16 @@ impl Config {
     pub(crate) fn link(&self) -> hoplite_link::Config {
         // One for all links.
         self.link.window_budget.set_most(self.window_memory);
-        hoplite_link::Config {
+        let mut link = hoplite_link::Config {
             tuning_request: self.tuning_request(),
             pad: self.pad,
             stream_window: self.stream_window.max(LEAST_STREAM_WINDOW),
             ..self.link.clone()
+        };
+        if link.stream_window > STREAM_WINDOW {
+            (link.connection_window, link.widest_window) = GROWING;
         }
+        link
     }
 }
 
