@@ -13,8 +13,8 @@ use hoplite_wire::quic_frames::{Content, Frame, Frames, kind};
 const MOST: usize = 800;
 /// Once so many packets have brought nothing of a stream, its gaps are forgotten where there are too many.
 const STALE: u64 = 100_000;
-/// Streams that are known; no connection has so many open.
-const MOST_STREAMS: usize = 1 << 16;
+/// Streams that are known; beyond it all are forgotten. A peer that sends bytes of streams that have ended makes each of them known again.
+const MOST_STREAMS: usize = 1 << 12;
 
 /// What has arrived of a connection's streams.
 #[derive(Debug, Default)]
