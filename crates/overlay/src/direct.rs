@@ -35,7 +35,7 @@ pub use self::{
     nat64::NAT64_NAME,
     resolver::{Fixed, Resolver, System},
     tcp::{KeepAlive, Silence, TcpFlow, connect_socket, connect_socket_from},
-    udp::{SocketBuffers, UdpFlow, UdpSettings, connect_udp},
+    udp::{ReceiveBuffer, SocketBuffers, UdpFlow, UdpSettings, connect_udp},
 };
 #[cfg(target_os = "linux")]
 use crate::Packets;

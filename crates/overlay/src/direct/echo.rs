@@ -36,7 +36,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Direct, Guard, no_such_name, rights, tcp::bind_source};
+use super::{Direct, Guard, no_such_name, rights, system, tcp::bind_source};
 use crate::{Batch, Error, Packets, Received, datagrams};
 
 /// The largest packet that is taken, in bytes: what Ethernet carries.
@@ -525,29 +525,13 @@ struct Told {
 }
 
 /// Asks the system to keep errors for us.
-#[expect(unsafe_code, reason = "the option has no safe wrapper")]
 fn ask(socket: &Socket, is_v6: bool) -> io::Result<()> {
     let (level, option) = if is_v6 {
         (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
     } else {
         (libc::IPPROTO_IP, libc::IP_RECVERR)
     };
-    let on: libc::c_int = 1;
-    let len = libc::socklen_t::try_from(size_of_val(&on)).map_err(io::Error::other)?;
-    // SAFETY: the descriptor is open, and the value is an int that outlives the call, as both options want it.
-    let set = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            level,
-            option,
-            (&raw const on).cast(),
-            len,
-        )
-    };
-    match set {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    system::set_option(socket, level, option, 1)
 }
 
 /// The next error.

@@ -21,10 +21,53 @@ pub(super) fn borrow(socket: &impl AsSocket) -> BorrowedSocket<'_> {
 
 #[cfg(target_os = "linux")]
 mod linux {
+    use std::os::fd::AsRawFd;
+
     use rustix::net::sockopt;
     use socket2::SockRef;
 
     use super::{AsSocket, Duration, io};
+
+    /// Sets an option for which no crate of ours has a safe wrapper.
+    ///
+    /// # Errors
+    /// The system's.
+    #[expect(unsafe_code, reason = "the option has no safe wrapper")]
+    pub(in crate::direct) fn set_option(
+        socket: &impl AsSocket,
+        level: libc::c_int,
+        option: libc::c_int,
+        value: libc::c_int,
+    ) -> io::Result<()> {
+        let len = libc::socklen_t::try_from(size_of_val(&value)).map_err(io::Error::other)?;
+        // SAFETY: the descriptor is open, and the value is an int that outlives the call, as these options want it.
+        let set = unsafe {
+            libc::setsockopt(
+                socket.as_fd().as_raw_fd(),
+                level,
+                option,
+                (&raw const value).cast(),
+                len,
+            )
+        };
+        match set {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Has the kernel not say of each packet at which of our addresses it arrived.
+    pub(in crate::direct) fn omit_destinations(
+        socket: &impl AsSocket,
+        is_v4: bool,
+    ) -> io::Result<()> {
+        let (level, option) = if is_v4 {
+            (libc::IPPROTO_IP, libc::IP_PKTINFO)
+        } else {
+            (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)
+        };
+        set_option(socket, level, option, 0)
+    }
 
     /// Marks all packets of a socket, by this process's own rights.
     pub(in crate::direct) fn mark(socket: &impl AsSocket, mark: u32) -> io::Result<()> {
@@ -73,6 +116,10 @@ mod others {
 
     pub(in crate::direct) fn force_buffers(_: &impl AsSocket, _: usize) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(in crate::direct) fn omit_destinations(_: &impl AsSocket, _: bool) -> io::Result<()> {
+        Ok(())
     }
 
     pub(in crate::direct) fn path_mtu(_: &impl AsSocket, _: bool) -> Option<u32> {

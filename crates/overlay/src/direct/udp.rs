@@ -166,6 +166,8 @@ impl UdpFlow {
         settings: &UdpSettings,
     ) -> io::Result<Self> {
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        // One peer, hence one address of ours: each packet would cost the kernel the naming of it.
+        system::omit_destinations(&socket, peer.is_ipv4())?;
         let socket = Arc::new(UdpSocket::from_std(socket)?);
         let ceiling = settings.max_payload.unwrap_or_else(|| 1500 - headers(peer));
         let flow = Self {
@@ -349,6 +351,48 @@ impl UdpFlow {
         }
         Poll::Ready(Ok(()))
     }
+
+    /// Receives what is there, as much as one call brings, and hands it on: in order, for each run of payloads of one size its bytes, and
+    /// how the network marked them. Programs that send little send their datagrams one by one, and each would cost a call of its own.
+    ///
+    /// # Errors
+    /// As [`Datagrams::poll_recv`] has them; nothing is handed on then.
+    pub fn poll_recv_runs(
+        &self,
+        cx: &mut Context<'_>,
+        buffer: &mut ReceiveBuffer,
+        mut each: impl FnMut(&mut [u8], Received, Option<Ecn>),
+    ) -> Poll<Result<(), Error>> {
+        self.poll_receive(cx, || {
+            self.receiving
+                .try_recv_runs(&self.state, buffer, &mut each)
+                .map(Some)
+        })
+    }
+
+    /// Tries until something has arrived that is wanted.
+    fn poll_receive<T>(
+        &self,
+        cx: &mut Context<'_>,
+        mut try_receive: impl FnMut() -> io::Result<Option<T>>,
+    ) -> Poll<Result<T, Error>> {
+        loop {
+            if self.refused.swap(false, Ordering::AcqRel) {
+                return Poll::Ready(Err(refused()));
+            }
+            match try_receive() {
+                Ok(Some(received)) => return Poll::Ready(Ok(received)),
+                Ok(None) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.receiver.register(cx.waker());
+                    if !self.refused.load(Ordering::Acquire) {
+                        ready!(self.receiving.poll_ready(cx)).map_err(flow_failed)?;
+                    }
+                }
+                Err(error) => return Poll::Ready(Err(flow_failed(error))),
+            }
+        }
+    }
 }
 
 impl Datagrams for UdpFlow {
@@ -400,26 +444,11 @@ impl Datagrams for UdpFlow {
         cx: &mut Context<'_>,
         buf: &mut [u8],
     ) -> Poll<Result<(Received, Option<Ecn>), Error>> {
-        loop {
-            if self.refused.swap(false, Ordering::AcqRel) {
-                return Poll::Ready(Err(refused()));
-            }
-            match self.receiving.try_recv(&self.state, buf) {
-                Ok(arrived) => {
-                    self.count_dropped(arrived.dropped);
-                    if let Some(received) = arrived.received {
-                        return Poll::Ready(Ok((received, arrived.ecn)));
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.receiver.register(cx.waker());
-                    if !self.refused.load(Ordering::Acquire) {
-                        ready!(self.receiving.poll_ready(cx)).map_err(flow_failed)?;
-                    }
-                }
-                Err(error) => return Poll::Ready(Err(flow_failed(error))),
-            }
-        }
+        self.poll_receive(cx, || {
+            let arrived = self.receiving.try_recv(&self.state, buf)?;
+            self.count_dropped(arrived.dropped);
+            Ok(arrived.received.map(|received| (received, arrived.ecn)))
+        })
     }
 }
 
@@ -483,8 +512,93 @@ struct Receiving {
     between: Mutex<Between>,
 }
 
+/// Room for what one call brings, however many payloads that are. What a thread receives and passes on at once needs one.
+pub struct ReceiveBuffer(Box<[u8]>);
+
+/// The most that one call may bring, in messages: payloads, or runs of them that the kernel has joined.
+const MOST_MESSAGES: usize = quinn_udp::BATCH_SIZE;
+
+impl Default for ReceiveBuffer {
+    /// Some 2 MiB, of which the system gives what is used: a page for each small payload.
+    fn default() -> Self {
+        Self(vec![0; MOST_MESSAGES * MAX_RECEIVE].into())
+    }
+}
+
+impl fmt::Debug for ReceiveBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReceiveBuffer")
+    }
+}
+
+/// Where in a buffer payloads of one size lie behind each other; all but the last have that size.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    at: usize,
+    received: Received,
+    ecn: Option<Ecn>,
+}
+
+impl Run {
+    fn of(at: usize, meta: &RecvMeta) -> Self {
+        let received = Received {
+            len: meta.len,
+            segment: meta.stride.max(1),
+        };
+        Self {
+            at,
+            received,
+            ecn: meta.ecn,
+        }
+    }
+
+    /// Whether what `next` holds may follow, so that this stays what a run is.
+    fn takes(&self, next: &Self) -> bool {
+        let Received { len, segment } = self.received;
+        let is_whole = len > 0 && next.received.len > 0 && len.is_multiple_of(segment);
+        let is_one = next.received.len == next.received.segment;
+        let is_alike = next.received.segment == segment || (is_one && next.received.len <= segment);
+        is_whole && is_alike && next.ecn == self.ecn && len + next.received.len <= MAX_RECEIVE
+    }
+
+    fn append(&mut self, next: &Self, buffer: &mut [u8]) {
+        let from = next.at..next.at + next.received.len;
+        buffer.copy_within(from, self.at + self.received.len);
+        self.received.len += next.received.len;
+    }
+}
+
+/// Joins what lies in slots of [`MAX_RECEIVE`] bytes into runs, and hands each of them on.
+fn hand_on(
+    buffer: &mut [u8],
+    metas: &[RecvMeta],
+    mut each: impl FnMut(&mut [u8], Received, Option<Ecn>),
+) {
+    let mut slots = metas
+        .iter()
+        .enumerate()
+        .map(|(slot, meta)| Run::of(slot * MAX_RECEIVE, meta));
+    let mut hand = |buffer: &mut [u8], run: Run| {
+        let bytes = buffer.get_mut(run.at..run.at + run.received.len);
+        each(bytes.unwrap_or_default(), run.received, run.ecn);
+    };
+    let Some(mut run) = slots.next() else {
+        return;
+    };
+    for next in slots {
+        if run.takes(&next) {
+            run.append(&next, buffer);
+        } else {
+            hand(buffer, std::mem::replace(&mut run, next));
+        }
+    }
+    hand(buffer, run);
+}
+
 #[derive(Default)]
 struct Between {
+    /// How many messages the call before brought, and so how many the next one asks for; 0: they come joined, and one is a batch.
+    messages: usize,
     /// What came coalesced and did not fit the caller's buffer; at most 64 KiB.
     rest: Option<Box<Rest>>,
     /// Waits for an ICMP error: epoll reports it as an error alone, for which tokio wakes no reader.
@@ -557,6 +671,60 @@ impl Receiving {
         })
     }
 
+    fn try_recv_runs(
+        &self,
+        state: &UdpSocketState,
+        ReceiveBuffer(buffer): &mut ReceiveBuffer,
+        mut each: impl FnMut(&mut [u8], Received, Option<Ecn>),
+    ) -> io::Result<()> {
+        let mut between = self.between.lock();
+        if let Some((taken, ecn)) = between.take_rest(buffer) {
+            drop(between);
+            if let Some(received) = taken.received {
+                each(
+                    buffer.get_mut(..received.len).unwrap_or_default(),
+                    received,
+                    ecn,
+                );
+            }
+            return Ok(());
+        }
+        let mut metas = [RecvMeta::default(); MOST_MESSAGES];
+        let asked = between.ask();
+        let got = self.recv_many(state, buffer, metas.get_mut(..asked).unwrap_or_default())?;
+        let metas = metas.get(..got).unwrap_or_default();
+        between.learn(metas);
+        drop(between);
+        hand_on(buffer, metas, each);
+        Ok(())
+    }
+
+    /// Receives at most as many messages as `metas` has places for, each into a slot of its own. Fewer say that nothing is left: the socket
+    /// is not asked again before something arrives.
+    fn recv_many(
+        &self,
+        state: &UdpSocketState,
+        buffer: &mut [u8],
+        metas: &mut [RecvMeta],
+    ) -> io::Result<usize> {
+        let mut got = 0;
+        let asked = self.socket.try_io(Interest::READABLE, || {
+            let mut slots = buffer.chunks_exact_mut(MAX_RECEIVE);
+            let mut bufs: [IoSliceMut<'_>; MOST_MESSAGES] =
+                std::array::from_fn(|_| IoSliceMut::new(slots.next().unwrap_or_default()));
+            let bufs = bufs.get_mut(..metas.len()).unwrap_or_default();
+            got = state.recv(UdpSockRef::from(&*self.socket), bufs, metas)?;
+            if got < metas.len() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            Ok(())
+        });
+        match asked {
+            Err(error) if got == 0 => Err(error),
+            _ => Ok(got),
+        }
+    }
+
     fn recv_whole(
         &self,
         state: &UdpSocketState,
@@ -610,6 +778,20 @@ impl Receiving {
 }
 
 impl Between {
+    /// How many messages to ask for: more than there were, so that one call tells, too, that none is left.
+    fn ask(&self) -> usize {
+        (2 * self.messages).clamp(1, MOST_MESSAGES)
+    }
+
+    fn learn(&mut self, metas: &[RecvMeta]) {
+        let is_joined = |meta: &RecvMeta| meta.len > meta.stride;
+        self.messages = if metas.iter().any(is_joined) {
+            0
+        } else {
+            metas.len()
+        };
+    }
+
     fn take_rest(&mut self, buf: &mut [u8]) -> Option<(Taken, Option<Ecn>)> {
         let rest = self.rest.as_mut()?;
         let ecn = rest.ecn;
@@ -703,7 +885,45 @@ mod tests {
         assert_eq!(taken.dropped, 0);
     }
 
+    /// A message as the kernel describes it: `count` payloads of `segment` bytes, the last of `last`.
+    fn message((count, segment, last): (usize, usize, usize), ecn: Option<Ecn>) -> RecvMeta {
+        let mut meta = RecvMeta::default();
+        meta.len = (count - 1) * segment + last.min(segment);
+        meta.stride = if count == 1 { meta.len } else { segment };
+        meta.ecn = ecn;
+        meta
+    }
+
     proptest! {
+        #[test]
+        fn runs_hold_every_payload_in_order_with_its_mark(
+            messages in proptest::collection::vec((1usize..5, 1usize..9, 0usize..9, any::<bool>()), 1..MOST_MESSAGES)
+        ) {
+            let ReceiveBuffer(mut buffer) = ReceiveBuffer::default();
+            let (mut metas, mut sent, mut number) = (Vec::new(), Vec::new(), 0u8);
+            for (slot, (count, segment, last, marked)) in messages.into_iter().enumerate() {
+                let last = if count == 1 { last } else { last.max(1) };
+                let meta = message((count, segment, last), marked.then_some(Ecn::Ce));
+                let bytes = &mut buffer[slot * MAX_RECEIVE..][..meta.len];
+                for payload in bytes.chunks_mut(meta.stride.max(1)) {
+                    number += 1;
+                    payload.fill(number);
+                    sent.push((payload.to_vec(), meta.ecn));
+                }
+                if meta.len == 0 {
+                    sent.push((Vec::new(), meta.ecn));
+                }
+                metas.push(meta);
+            }
+            let mut got = Vec::new();
+            hand_on(&mut buffer, &metas, |contents, received, ecn| {
+                assert_eq!(contents.len(), received.len);
+                let batch = Batch { contents, segment: received.segment };
+                got.extend(batch.payloads().map(|payload| (payload.to_vec(), ecn)));
+            });
+            prop_assert_eq!(got, sent);
+        }
+
         #[test]
         fn every_payload_is_taken_whole_or_dropped_whole(
             count in 1usize..20, segment in 1usize..50, last in 1usize..50, room in 1usize..200

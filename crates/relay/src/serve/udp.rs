@@ -16,7 +16,10 @@ use std::{
 
 use bytes::Bytes;
 use hoplite_http::{DatagramSink, Exchange, Flow};
-use hoplite_overlay::{Batch, Datagrams, Received, direct::UdpFlow};
+use hoplite_overlay::{
+    Batch, Datagrams, Received,
+    direct::{ReceiveBuffer, UdpFlow},
+};
 use hoplite_quic::server::Ecn;
 use hoplite_wire::forwarding::{Capsule, Malformed};
 use parking_lot::Mutex;
@@ -27,16 +30,14 @@ use crate::{
     limits::{Account, Pace},
 };
 
-/// What one receive call may bring: a whole GRO batch.
-const BUFFER: usize = 65_536;
-/// Batches taken before others get their turn.
+/// Receive calls made before others get their turn.
 const BATCH_BUDGET: usize = 16;
 /// Refusals in a row, with nothing received between them, after which the tunnel is broken off.
 const REFUSALS: u32 = 8;
 
 thread_local! {
     /// Shared by all tunnels of a shard: what was received is passed on before anybody else may run.
-    static RECEIVED: RefCell<Vec<u8>> = RefCell::new(vec![0; BUFFER]);
+    static RECEIVED: RefCell<ReceiveBuffer> = RefCell::default();
 }
 
 /// Carries payloads until the client closes the tunnel, nobody is there, or nothing has passed for long.
@@ -124,22 +125,18 @@ impl Down<'_> {
 
     /// Receives into the shard's buffer and passes on at once.
     fn poll_batch(&self, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
-        RECEIVED.with_borrow_mut(|buffer| match self.target.poll_recv_marked(cx, buffer) {
-            Poll::Ready(Ok((received, ecn))) => {
-                self.pass(buffer, received, ecn);
-                Poll::Ready(Ok(()))
-            }
-            Poll::Ready(Err(_)) => {
+        RECEIVED.with_borrow_mut(|buffer| {
+            let pass = |contents: &mut [u8], received: Received, ecn| {
+                self.pass(contents, received, ecn);
+            };
+            self.target.poll_recv_runs(cx, buffer, pass).map_err(|_| {
                 self.ledger.metrics.dropped.unreachable.inc();
-                Poll::Ready(Err(()))
-            }
-            Poll::Pending => Poll::Pending,
+            })
         })
     }
 
-    fn pass(&self, buffer: &mut [u8], received: Received, ecn: Option<Ecn>) {
+    fn pass(&self, contents: &mut [u8], received: Received, ecn: Option<Ecn>) {
         self.ledger.passed.fetch_add(1, Ordering::Relaxed);
-        let contents = buffer.get_mut(..received.len).unwrap_or_default();
         let segment = received.segment.max(1);
         let metrics = &self.ledger.metrics;
         if !self.ledger.pace.admits(received.len) {
