@@ -80,9 +80,26 @@ impl Flow {
     /// # Errors
     /// The flow has ended.
     pub fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), HttpError>> {
+        self.poll_send_behind(cx, UDP_HEAD, batch)
+    }
+
+    /// As [`poll_send`](Self::poll_send), in another context: `head` is its id and what its format puts before each payload. HTTP/1.1 has none.
+    ///
+    /// # Errors
+    /// The flow has ended.
+    pub fn poll_send_behind(
+        &self,
+        cx: &mut Context<'_>,
+        head: &[u8],
+        batch: Batch<'_>,
+    ) -> Poll<Result<(), HttpError>> {
         match self {
-            Self::H3(flow) => flow.poll_send(cx, batch).map_err(HttpError::from),
-            Self::H2(flow) => flow.poll_send(cx, batch).map_err(HttpError::from),
+            Self::H3(flow) => flow
+                .poll_send_behind(cx, head, batch)
+                .map_err(HttpError::from),
+            Self::H2(flow) => flow
+                .poll_send_behind(cx, head, batch)
+                .map_err(HttpError::from),
             Self::H1(flow) => {
                 flow.send(batch);
                 Poll::Ready(Ok(()))

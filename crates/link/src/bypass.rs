@@ -13,7 +13,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use hoplite_overlay::{Batch, End, Received};
+use hoplite_overlay::{Batch, Ecn, End, Received};
 use parking_lot::{Mutex, RwLock};
 
 use crate::socket::VirtualSocket;
@@ -27,8 +27,8 @@ type Key = [u8; SHORTEST_ALIAS];
 
 /// Takes the packets of one flow. It never blocks and never calls back.
 pub trait Beside: Send + Sync {
-    /// A packet with a short header under an alias of `alias_len` bytes, which stands for `id`. It may be changed.
-    fn push(&self, packet: &mut [u8], alias_len: usize, id: &[u8]);
+    /// A packet with a short header under an alias of `alias_len` bytes, which stands for `id`, as the network has marked it. It may be changed.
+    fn push(&self, packet: &mut [u8], alias_len: usize, id: &[u8], mark: Option<Ecn>);
 
     /// Nothing more for now.
     fn flush(&self);
@@ -76,10 +76,10 @@ impl Bypass {
         }
     }
 
-    /// Sends `batch` as it is; whether it was taken. What is not is lost.
-    pub fn send(&self, batch: Batch<'_>) -> bool {
+    /// Sends `batch` as it is, marked so; whether it was taken. What is not is lost.
+    pub fn send(&self, batch: Batch<'_>, mark: Option<Ecn>) -> bool {
         self.socket()
-            .is_some_and(|socket| socket.send_beside(batch))
+            .is_some_and(|socket| socket.send_beside(batch, mark))
     }
 
     /// Gives packets under `alias` to `flow`, which knows them by `id`. `false` when the table is full, the id is too short
@@ -129,8 +129,8 @@ impl Bypass {
         }
     }
 
-    /// Gives what is not the link's own to the flows, and closes the gaps.
-    pub(crate) fn divert(&self, buf: &mut [u8], got: Received) -> Received {
+    /// Gives what is not the link's own to the flows, and closes the gaps. All of it bears one mark.
+    pub(crate) fn divert(&self, buf: &mut [u8], got: Received, mark: Option<Ecn>) -> Received {
         if self.entries.load(Ordering::Acquire) == 0 || got.len == 0 {
             return got;
         }
@@ -140,7 +140,10 @@ impl Bypass {
         let mut last: Option<&Arc<dyn Beside>> = None;
         while at < got.len {
             let end = got.len.min(at + segment);
-            match buf.get_mut(at..end).and_then(|packet| take(&table, packet)) {
+            match buf
+                .get_mut(at..end)
+                .and_then(|packet| take(&table, packet, mark))
+            {
                 Some(flow) => {
                     if let Some(before) = last.replace(flow).filter(|before| !same(before, flow)) {
                         before.flush();
@@ -161,13 +164,17 @@ impl Bypass {
 }
 
 /// Gives `packet` to its flow, if it is not the link's own.
-fn take<'t>(table: &'t HashMap<Key, Entry>, packet: &mut [u8]) -> Option<&'t Arc<dyn Beside>> {
+fn take<'t>(
+    table: &'t HashMap<Key, Entry>,
+    packet: &mut [u8],
+    mark: Option<Ecn>,
+) -> Option<&'t Arc<dyn Beside>> {
     let (first, rest) = packet.split_first()?;
     let entry = table.get(rest.first_chunk()?)?;
     if first & 0x80 != 0 || !rest.starts_with(&entry.alias) {
         return None;
     }
-    entry.flow.push(packet, entry.alias.len(), &entry.id);
+    entry.flow.push(packet, entry.alias.len(), &entry.id, mark);
     Some(&entry.flow)
 }
 
@@ -187,12 +194,12 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Kept(Mutex<Vec<Vec<u8>>>);
+    struct Kept(Mutex<Vec<(Vec<u8>, Option<Ecn>)>>);
 
     impl Beside for Kept {
-        fn push(&self, packet: &mut [u8], alias_len: usize, id: &[u8]) {
+        fn push(&self, packet: &mut [u8], alias_len: usize, id: &[u8], mark: Option<Ecn>) {
             assert_eq!((alias_len, id), (9, &b"own"[..]));
-            self.0.lock().push(packet.to_vec());
+            self.0.lock().push((packet.to_vec(), mark));
         }
 
         fn flush(&self) {}
@@ -225,11 +232,15 @@ mod tests {
         let mut buf = all.concat();
         buf.truncate(98);
         let (len, segment) = (buf.len(), 20);
-        let left = bypass.divert(&mut buf, Received { len, segment });
+        let congested = Some(Ecn::Ce);
+        let left = bypass.divert(&mut buf, Received { len, segment }, congested);
         assert_eq!(left, Received { len: 58, segment });
         let rest = [&all[1][..], &all[2], &all[4][..18]].concat();
         assert_eq!(buf[..58], rest);
-        assert_eq!(*kept.0.lock(), [ours.clone(), ours]);
+        assert_eq!(
+            *kept.0.lock(),
+            [(ours.clone(), congested), (ours, congested)]
+        );
     }
 
     #[test]

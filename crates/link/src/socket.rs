@@ -120,20 +120,21 @@ impl VirtualSocket {
         }
     }
 
-    /// Sends packets that are not the connection's; whether they were taken. What the flow does not take now
+    /// Sends packets that are not the connection's, marked so; whether they were taken. What the flow does not take now
     /// waits as a batch of the connection would: [`Self::poll_writable`] tells when there is room again.
-    pub(crate) fn send_beside(&self, batch: Batch<'_>) -> bool {
+    pub(crate) fn send_beside(&self, batch: Batch<'_>, mark: Option<Ecn>) -> bool {
         self.pulse.packet();
         let mut out = self.beside();
         if out.packets.is_empty() {
             let task = out.task.clone();
             let waker = task.as_ref().unwrap_or(Waker::noop());
-            match self.send(batch, None, &mut Context::from_waker(waker)) {
+            match self.send(batch, mark, &mut Context::from_waker(waker)) {
                 Poll::Ready(taken) => return taken,
                 Poll::Pending => {}
             }
         }
-        out.packets.segments() < MOST_SEGMENTS && out.packets.push(&transmit(batch)) == Pushed::Kept
+        out.packets.segments() < MOST_SEGMENTS
+            && out.packets.push(&transmit(batch, mark)) == Pushed::Kept
     }
 
     /// Ready when packets are taken.
@@ -155,7 +156,7 @@ impl VirtualSocket {
             match self.flow.poll_recv_marked(cx, buf) {
                 Poll::Ready(Ok((got, mark))) => {
                     self.pulse.hear();
-                    let left = self.bypass.divert(buf, got);
+                    let left = self.bypass.divert(buf, got, mark);
                     if left.len > 0 || got.len == 0 {
                         return Some((left, mark));
                     }
@@ -246,10 +247,10 @@ impl AsyncUdpSocket for VirtualSocket {
     }
 }
 
-fn transmit(batch: Batch<'_>) -> Transmit<'_> {
+fn transmit(batch: Batch<'_>, mark: Option<Ecn>) -> Transmit<'_> {
     Transmit {
         destination: PEER,
-        ecn: None,
+        ecn: mark,
         contents: batch.contents,
         segment_size: (batch.contents.len() > batch.segment).then_some(batch.segment),
         src_ip: None,
@@ -319,10 +320,7 @@ mod tests {
         let flow = Box::new(Network(Arc::clone(&sent)));
         let socket = VirtualSocket::new(flow, Arc::default(), &Arc::default(), &Pulse::new(), 1);
         let mut cx = Context::from_waker(Waker::noop());
-        let packet = Transmit {
-            ecn: Some(Ecn::Ect0),
-            ..transmit(Batch::one(&[7; 100]))
-        };
+        let packet = transmit(Batch::one(&[7; 100]), Some(Ecn::Ect0));
         assert!(socket.poll_send(&mut cx, &packet).is_ready());
         assert_eq!(*sent.lock(), [Some(Ecn::Ect0)]);
         let (mut room, mut metas) = ([0; 100], [RecvMeta::default()]);

@@ -279,7 +279,7 @@ impl Shared {
     fn arrived(&self, peer: SocketAddr, payload: Bytes) {
         let mut state = self.state.lock();
         if let Some(inbox) = state.peers.get(&peer) {
-            inbox.push(payload);
+            inbox.push(payload, None);
         } else {
             state.others.push(peer, payload, self.queue);
         }
@@ -459,7 +459,9 @@ impl Datagrams for With {
     }
 
     fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
-        self.inbox.poll_recv(cx, buf)
+        self.inbox
+            .poll_recv(cx, buf)
+            .map_ok(|(received, _)| received)
     }
 }
 

@@ -18,7 +18,8 @@ use hoplite_http::{
 use hoplite_link::{Link, QuicLink};
 use hoplite_overlay::{Error, ErrorKind, Reason, Stream};
 use hoplite_wire::{
-    RequestHead, ResponseHead, dns::MAX_MESSAGE, privacy_pass::PrivateToken, tuning::Agreed,
+    RequestHead, ResponseHead, dns::MAX_MESSAGE, ecn_contexts::EcnContexts,
+    privacy_pass::PrivateToken, tuning::Agreed,
 };
 use tokio::{sync::Notify, time::Instant};
 use zeroize::Zeroizing;
@@ -64,6 +65,16 @@ pub(crate) struct Shown {
     pub(crate) token: PrivateToken,
     /// Is told what became of it.
     pub(crate) source: Arc<dyn TokenSource>,
+}
+
+/// A UDP flow that the relay has agreed to, and what else it has agreed to.
+pub(crate) struct Opened {
+    pub(crate) flow: Arc<Flow>,
+    pub(crate) lease: Lease,
+    /// Packets may pass beside the connection.
+    pub(crate) forwarder: Option<Arc<Forwarder>>,
+    /// Marks pass in these contexts.
+    pub(crate) marks: Option<Arc<EcnContexts>>,
 }
 
 /// Counts a flow of a connection, and keeps the connection.
@@ -224,13 +235,14 @@ impl Connection {
         head: &RequestHead,
         inbox: &Arc<Inbox>,
         negotiation: &Arc<Negotiation>,
-    ) -> Result<(Arc<Flow>, Lease, Option<Arc<Forwarder>>), Error> {
+    ) -> Result<Opened, Error> {
         let lease = self.lease();
         let offer = match &self.link {
             Some(_) => negotiation.offer()?,
             None => None,
         };
-        let head = offer.iter().fold(head.clone(), RequestHead::with_offer);
+        let head = head.clone().with_ecn_contexts();
+        let head = offer.iter().fold(head, RequestHead::with_offer);
         let mut exchange = self.request(&head).await?;
         let response = exchange.response().await?;
         self.opened(&response)?;
@@ -244,16 +256,23 @@ impl Connection {
                 None
             }
         };
+        let marks = response.ecn_contexts().map(Arc::new);
         let arriving = Arriving {
             inbox: inbox.clone(),
             negotiation: negotiation.clone(),
             forwarder: forwarder.clone(),
+            marks: marks.clone(),
         };
         let flow = Arc::new(exchange.datagrams(Arc::new(arriving)));
         if let Some(forwarder) = &forwarder {
             forwarder.attach(&flow);
         }
-        Ok((flow, lease, forwarder))
+        Ok(Opened {
+            flow,
+            lease,
+            forwarder,
+            marks,
+        })
     }
 
     /// A flow of bound UDP, once the relay has agreed, and the addresses that it has. What arrives goes to `sink`.

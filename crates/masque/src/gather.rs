@@ -17,7 +17,7 @@ use std::{
 };
 
 use futures_util::task::AtomicWaker;
-use hoplite_overlay::{Batch, Datagrams, End, Error, Received};
+use hoplite_overlay::{Batch, Datagrams, Ecn, End, Error, Received};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, Sleep};
 
@@ -67,7 +67,8 @@ struct State {
 #[derive(Debug, Default)]
 struct Gathered {
     bytes: Vec<u8>,
-    lengths: Vec<usize>,
+    /// How long each is, and how it is to be marked.
+    pieces: Vec<(usize, Option<Ecn>)>,
 }
 
 impl<R: PackedDatagrams> Gather<R> {
@@ -94,7 +95,7 @@ impl<R: PackedDatagrams> Gather<R> {
     }
 
     /// Keeps the payload, if it is one to keep.
-    fn keep(&self, state: &mut State, batch: Batch<'_>) -> bool {
+    fn keep(&self, state: &mut State, batch: Batch<'_>, mark: Option<Ecn>) -> bool {
         let payload = batch.contents;
         let small = payload.len() <= SMALL && payload.len() <= batch.segment && !payload.is_empty();
         let answers = state.came >= DOWNLOAD || !state.held.is_empty();
@@ -114,14 +115,14 @@ impl<R: PackedDatagrams> Gather<R> {
             state.timer = Some(Box::pin(tokio::time::sleep_until(now + wait)));
             self.receiver.wake();
         }
-        state.held.push(payload);
+        state.held.push(payload, mark);
         true
     }
 
     /// Sends what waits. Pending leaves the rest where it is.
     fn poll_release(&self, state: &mut State, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        while let Some(payload) = state.held.first() {
-            std::task::ready!(self.flow.poll_send(cx, Batch::one(payload)))?;
+        while let Some((payload, mark)) = state.held.first() {
+            std::task::ready!(self.flow.poll_send_marked(cx, Batch::one(payload), mark))?;
             state.held.forget_first();
         }
         state.timer = None;
@@ -156,20 +157,38 @@ impl<R: PackedDatagrams> Datagrams for Gather<R> {
     }
 
     fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
-        let mut state = self.state();
-        if self.keep(&mut state, batch) {
-            return Poll::Ready(Ok(()));
-        }
-        std::task::ready!(self.poll_release(&mut state, cx))?;
-        self.flow.poll_send(cx, batch)
+        self.poll_send_marked(cx, batch, None)
     }
 
     fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
+        self.poll_recv_marked(cx, buf)
+            .map_ok(|(received, _)| received)
+    }
+
+    fn poll_send_marked(
+        &self,
+        cx: &mut Context<'_>,
+        batch: Batch<'_>,
+        mark: Option<Ecn>,
+    ) -> Poll<Result<(), Error>> {
+        let mut state = self.state();
+        if self.keep(&mut state, batch, mark) {
+            return Poll::Ready(Ok(()));
+        }
+        std::task::ready!(self.poll_release(&mut state, cx))?;
+        self.flow.poll_send_marked(cx, batch, mark)
+    }
+
+    fn poll_recv_marked(
+        &self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<Result<(Received, Option<Ecn>), Error>> {
         self.receiver.register(cx.waker());
         self.poll_timer(cx)?;
-        let received = std::task::ready!(self.flow.poll_recv(cx, buf))?;
+        let (received, mark) = std::task::ready!(self.flow.poll_recv_marked(cx, buf))?;
         self.count(received);
-        Poll::Ready(Ok(received))
+        Poll::Ready(Ok((received, mark)))
     }
 
     fn moved(&self) -> bool {
@@ -195,25 +214,26 @@ impl<R: PackedDatagrams> Datagrams for Gather<R> {
 
 impl Gathered {
     fn is_empty(&self) -> bool {
-        self.lengths.is_empty()
+        self.pieces.is_empty()
     }
 
     fn is_full(&self) -> bool {
-        self.lengths.len() >= MAX_PAYLOADS
+        self.pieces.len() >= MAX_PAYLOADS
     }
 
-    fn push(&mut self, payload: &[u8]) {
+    fn push(&mut self, payload: &[u8], mark: Option<Ecn>) {
         self.bytes.extend_from_slice(payload);
-        self.lengths.push(payload.len());
+        self.pieces.push((payload.len(), mark));
     }
 
-    fn first(&self) -> Option<&[u8]> {
-        self.bytes.get(..*self.lengths.first()?)
+    fn first(&self) -> Option<(&[u8], Option<Ecn>)> {
+        let (length, mark) = self.pieces.first()?;
+        Some((self.bytes.get(..*length)?, *mark))
     }
 
     fn forget_first(&mut self) {
-        if !self.lengths.is_empty() {
-            let length = self.lengths.remove(0);
+        if !self.pieces.is_empty() {
+            let (length, _) = self.pieces.remove(0);
             self.bytes.drain(..length);
         }
     }

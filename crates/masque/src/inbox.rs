@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_overlay::{Error, Received};
+use hoplite_overlay::{Ecn, Error, Received};
 use parking_lot::{Mutex, MutexGuard};
 
 /// What an empty datagram costs of the bound, so that these are bounded too.
@@ -23,7 +23,7 @@ pub(crate) struct Inbox {
 
 #[derive(Debug, Default)]
 struct State {
-    queue: VecDeque<Bytes>,
+    queue: VecDeque<(Bytes, Option<Ecn>)>,
     bytes: usize,
     reader: Option<Waker>,
     ended: Option<Error>,
@@ -43,8 +43,8 @@ impl Inbox {
         self.state.lock()
     }
 
-    /// Keeps `payload` for the reader; wakes nobody until [`Self::wake`].
-    pub(crate) fn push(&self, payload: Bytes) {
+    /// Keeps `payload`, whose packet was marked so, for the reader; wakes nobody until [`Self::wake`].
+    pub(crate) fn push(&self, payload: Bytes, mark: Option<Ecn>) {
         let mut state = self.lock();
         let cost = payload.len() + OVERHEAD;
         if state.bytes + cost > self.bound {
@@ -52,7 +52,7 @@ impl Inbox {
             return;
         }
         state.bytes += cost;
-        state.queue.push_back(payload);
+        state.queue.push_back((payload, mark));
     }
 
     /// Tells the reader that there is something.
@@ -82,12 +82,12 @@ impl Inbox {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Fills `buf` with payloads of one size, a last shorter one included.
+    /// Fills `buf` with payloads of one size, a last shorter one included, and says which mark all of them bear.
     pub(crate) fn poll_recv(
         &self,
         cx: &mut Context<'_>,
         buf: &mut [u8],
-    ) -> Poll<Result<Received, Error>> {
+    ) -> Poll<Result<(Received, Option<Ecn>), Error>> {
         let mut state = self.lock();
         if let Some(received) = state.fill(buf) {
             return Poll::Ready(Ok(received));
@@ -101,36 +101,35 @@ impl Inbox {
 }
 
 impl State {
-    fn pop(&mut self) -> Option<Bytes> {
-        let payload = self.queue.pop_front()?;
+    fn pop(&mut self) -> Option<(Bytes, Option<Ecn>)> {
+        let (payload, mark) = self.queue.pop_front()?;
         self.bytes -= payload.len() + OVERHEAD;
-        Some(payload)
+        Some((payload, mark))
     }
 
-    fn fill(&mut self, buf: &mut [u8]) -> Option<Received> {
-        let mut first = self.pop()?;
+    fn fill(&mut self, buf: &mut [u8]) -> Option<(Received, Option<Ecn>)> {
+        let (mut first, mut mark) = self.pop()?;
         while first.len() > buf.len() {
-            first = self.pop()?;
+            (first, mark) = self.pop()?;
         }
         let segment = first.len();
         let mut len = put(buf, 0, &first);
         while len.is_multiple_of(segment.max(1))
             && segment > 0
-            && self.next_fits(segment, buf.len() - len)
+            && self.next_fits(segment, buf.len() - len, mark)
         {
-            let Some(next) = self.pop() else { break };
+            let Some((next, _)) = self.pop() else { break };
             len = put(buf, len, &next);
         }
-        Some(Received {
-            len,
-            segment: segment.max(1),
-        })
+        let segment = segment.max(1);
+        Some((Received { len, segment }, mark))
     }
 
     /// A shorter payload ends the batch; an empty one would be lost in it.
-    fn next_fits(&self, segment: usize, room: usize) -> bool {
-        let fits = |next: &Bytes| !next.is_empty() && next.len() <= segment && next.len() <= room;
-        self.queue.front().is_some_and(fits)
+    fn next_fits(&self, segment: usize, room: usize, mark: Option<Ecn>) -> bool {
+        self.queue.front().is_some_and(|(next, its)| {
+            !next.is_empty() && next.len() <= segment.min(room) && *its == mark
+        })
     }
 }
 
@@ -149,17 +148,20 @@ mod tests {
     use proptest::prelude::*;
     use std::task::Waker;
 
-    fn read(inbox: &Inbox, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
+    fn read(inbox: &Inbox, buf: &mut [u8]) -> Poll<Result<(Received, Option<Ecn>), Error>> {
         inbox.poll_recv(&mut Context::from_waker(Waker::noop()), buf)
     }
 
-    fn drain(inbox: &Inbox, room: usize) -> Vec<Vec<u8>> {
+    fn drain(inbox: &Inbox, room: usize) -> Vec<(Vec<u8>, Option<Ecn>)> {
         let mut buf = vec![0; room];
         let mut all = Vec::new();
-        while let Poll::Ready(Ok(got)) = read(inbox, &mut buf) {
+        while let Poll::Ready(Ok((got, mark))) = read(inbox, &mut buf) {
             match got.len {
-                0 => all.push(Vec::new()),
-                _ => all.extend(buf[..got.len].chunks(got.segment).map(<[u8]>::to_vec)),
+                0 => all.push((Vec::new(), mark)),
+                _ => {
+                    let payloads = buf[..got.len].chunks(got.segment);
+                    all.extend(payloads.map(|payload| (payload.to_vec(), mark)));
+                }
             }
         }
         all
@@ -169,7 +171,7 @@ mod tests {
     fn what_exceeds_the_bound_is_dropped_and_counted() {
         let inbox = Inbox::new(200);
         for _ in 0..3 {
-            inbox.push(Bytes::from_static(&[7; 36]));
+            inbox.push(Bytes::from_static(&[7; 36]), None);
         }
         assert_eq!((drain(&inbox, 100).len(), inbox.dropped()), (2, 1));
     }
@@ -177,7 +179,7 @@ mod tests {
     #[test]
     fn the_end_is_told_after_what_was_left() {
         let inbox = Inbox::new(1000);
-        inbox.push(Bytes::from_static(b"last"));
+        inbox.push(Bytes::from_static(b"last"), None);
         inbox.end(Error::new(ErrorKind::PathFailed, "receiving"));
         let mut buf = [0; 10];
         assert!(matches!(read(&inbox, &mut buf), Poll::Ready(Ok(_))));
@@ -186,11 +188,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn boundaries_and_order_are_kept(sizes in prop::collection::vec(0usize..40, 0..50), room in 40usize..200) {
+        fn boundaries_order_and_marks_are_kept(sizes in prop::collection::vec((0usize..40, any::<bool>()), 0..50), room in 40usize..200) {
             let inbox = Inbox::new(1 << 20);
-            let sent: Vec<Vec<u8>> = sizes.iter().enumerate().map(|(i, n)| vec![i.to_le_bytes()[0]; *n]).collect();
-            for payload in &sent {
-                inbox.push(Bytes::from(payload.clone()));
+            let sent = sizes.iter().enumerate().map(|(i, (n, marked))| (vec![i.to_le_bytes()[0]; *n], marked.then_some(Ecn::Ce)));
+            let sent: Vec<_> = sent.collect();
+            for (payload, mark) in &sent {
+                inbox.push(Bytes::from(payload.clone()), *mark);
             }
             prop_assert_eq!(drain(&inbox, room), sent);
         }

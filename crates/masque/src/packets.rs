@@ -117,7 +117,7 @@ impl Told {
 
 impl DatagramSink for Arriving {
     fn push(&self, payload: Bytes) {
-        self.inbox.push(payload);
+        self.inbox.push(payload, None);
     }
 
     fn flush(&self) {
@@ -169,7 +169,9 @@ impl Packets for PacketTunnel {
     }
 
     fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
-        self.inbox.poll_recv(cx, buf)
+        self.inbox
+            .poll_recv(cx, buf)
+            .map_ok(|(received, _)| received)
     }
 
     fn moved(&self) -> bool {

@@ -1,6 +1,6 @@
 //! A CONNECT-UDP flow at the client's end: what the overlay above sends goes to the relay, what the relay sends waits in an [`Inbox`].
 //! Where the relay agreed, a [`Forwarder`] takes care of the packets that need not go through the tunnel.
-//! RFC 9298 §5.
+//! RFC 9298 §5; marks by draft-ietf-masque-connect-udp-ecn-dscp.
 
 use std::{
     fmt,
@@ -12,9 +12,10 @@ use std::{
 
 use bytes::Bytes;
 use hoplite_http::{DatagramSink, Flow};
-use hoplite_overlay::{Batch, Datagrams, End, Error, ErrorKind, Received};
+use hoplite_overlay::{Batch, Datagrams, Ecn, End, Error, ErrorKind, Received};
 use hoplite_wire::{
     RequestHead,
+    ecn_contexts::{self, EcnContexts},
     forwarding::{Capsule, Malformed},
 };
 
@@ -31,6 +32,8 @@ pub(crate) struct Tunnel {
     inbox: Arc<Inbox>,
     negotiation: Arc<Negotiation>,
     forwarder: Option<Arc<Forwarder>>,
+    /// In which contexts marks pass, if the relay passes any.
+    marks: Option<Arc<EcnContexts>>,
     /// Ends with the tunnel: tells the reader that the relay has closed the flow.
     watch: tokio::task::JoinHandle<()>,
     lease: Lease,
@@ -41,6 +44,7 @@ pub(crate) struct Arriving {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) negotiation: Arc<Negotiation>,
     pub(crate) forwarder: Option<Arc<Forwarder>>,
+    pub(crate) marks: Option<Arc<EcnContexts>>,
 }
 
 impl Tunnel {
@@ -52,15 +56,16 @@ impl Tunnel {
         negotiation: &Arc<Negotiation>,
     ) -> Result<Self, Error> {
         let inbox = Arc::new(Inbox::new(queue));
-        let (flow, lease, forwarder) = connection.datagrams(head, &inbox, negotiation).await?;
-        let watch = tokio::spawn(tell_end(flow.clone(), inbox.clone()));
+        let opened = connection.datagrams(head, &inbox, negotiation).await?;
+        let watch = tokio::spawn(tell_end(opened.flow.clone(), inbox.clone()));
         Ok(Self {
-            flow,
+            flow: opened.flow,
             inbox,
             negotiation: negotiation.clone(),
-            forwarder,
+            forwarder: opened.forwarder,
+            marks: opened.marks,
             watch,
-            lease,
+            lease: opened.lease,
         })
     }
 }
@@ -73,13 +78,28 @@ async fn tell_end(flow: Arc<Flow>, inbox: Arc<Inbox>) {
     ));
 }
 
-impl DatagramSink for Arriving {
-    fn push(&self, payload: Bytes) {
+impl Arriving {
+    fn arrived(&self, payload: Bytes, mark: Option<Ecn>) {
         self.negotiation.received_tunnelled(1);
         if let Some(forwarder) = &self.forwarder {
             forwarder.received(&payload);
         }
-        self.inbox.push(payload);
+        self.inbox.push(payload, mark);
+    }
+}
+
+impl DatagramSink for Arriving {
+    fn push(&self, payload: Bytes) {
+        self.arrived(payload, None);
+    }
+
+    fn push_in(&self, context: u64, content: Bytes) -> bool {
+        let marks = self.marks.as_ref();
+        let Some(code_point) = marks.and_then(|marks| marks.code_point(context)) else {
+            return false;
+        };
+        self.arrived(content, Ecn::from_bits(code_point));
+        true
     }
 
     fn flush(&self) {
@@ -107,17 +127,37 @@ impl Datagrams for Tunnel {
     }
 
     fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
+        self.poll_send_marked(cx, batch, None)
+    }
+
+    fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
+        self.poll_recv_marked(cx, buf)
+            .map_ok(|(received, _)| received)
+    }
+
+    /// The relay's packets to the target bear the mark, if it said that they would.
+    fn poll_send_marked(
+        &self,
+        cx: &mut Context<'_>,
+        batch: Batch<'_>,
+        mark: Option<Ecn>,
+    ) -> Poll<Result<(), Error>> {
+        let head = ecn_contexts::head(self.marks.as_deref(), mark.map(|mark| mark as u8));
         if let Some(forwarder) = &self.forwarder {
             return forwarder
-                .poll_send(cx, &self.flow, batch)
+                .poll_send(cx, &self.flow, batch, (mark, &head))
                 .map_err(Error::from);
         }
-        ready!(self.flow.poll_send(cx, batch))?;
+        ready!(self.flow.poll_send_behind(cx, &head, batch))?;
         self.negotiation.sent_tunnelled(batch.payloads().count());
         Poll::Ready(Ok(()))
     }
 
-    fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
+    fn poll_recv_marked(
+        &self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<Result<(Received, Option<Ecn>), Error>> {
         self.inbox.poll_recv(cx, buf)
     }
 

@@ -13,6 +13,7 @@ pub mod connect_tcp;
 pub mod content_coding;
 pub mod directory;
 pub mod dns;
+pub mod ecn_contexts;
 pub mod forwarding;
 pub mod geofeed;
 pub mod h3;

@@ -87,9 +87,22 @@ impl Flow {
     /// # Errors
     /// The stream was reset or the connection has failed.
     pub fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), H2Error>> {
+        self.poll_send_behind(cx, UDP_HEAD, batch)
+    }
+
+    /// As [`poll_send`](Self::poll_send), with `head` for the context id.
+    ///
+    /// # Errors
+    /// The stream was reset or the connection has failed.
+    pub fn poll_send_behind(
+        &self,
+        cx: &mut Context<'_>,
+        head: &[u8],
+        batch: Batch<'_>,
+    ) -> Poll<Result<(), H2Error>> {
         let mut sender = self.sender();
-        ready!(sender.poll_room(cx, size(UDP_HEAD, batch)))?;
-        Poll::Ready(put(&mut sender, UDP_HEAD, batch).map(drop))
+        ready!(sender.poll_room(cx, size(head, batch)))?;
+        Poll::Ready(put(&mut sender, head, batch).map(drop))
     }
 
     /// Sends a capsule of IP proxying, in order with the datagrams; `false` when the flow has ended. Such capsules are few: they do not

@@ -321,8 +321,21 @@ impl Flow {
     /// # Errors
     /// The flow has ended.
     pub fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), H3Error>> {
+        self.poll_send_behind(cx, UDP_HEAD, batch)
+    }
+
+    /// As [`poll_send`](Self::poll_send), with `head` for the context id.
+    ///
+    /// # Errors
+    /// The flow has ended.
+    pub fn poll_send_behind(
+        &self,
+        cx: &mut Context<'_>,
+        head: &[u8],
+        batch: Batch<'_>,
+    ) -> Poll<Result<(), H3Error>> {
         self.shared.check_open()?;
-        self.shared.send(UDP_HEAD, batch, Some(cx)).map(|_| Ok(()))
+        self.shared.send(head, batch, Some(cx)).map(|_| Ok(()))
     }
 
     /// Ready when [`Flow::poll_send`] will take a batch.

@@ -18,7 +18,7 @@ use bytes::{Bytes, BytesMut};
 use hoplite_crypto::Transform;
 use hoplite_http::{Flow, HttpError};
 use hoplite_link::{Beside, Bypass};
-use hoplite_overlay::{Batch, End};
+use hoplite_overlay::{Batch, Ecn, End};
 use hoplite_quic::coalesce::{MOST_BYTES, MOST_SEGMENTS};
 use hoplite_wire::forwarding::{Capsule, ConnectionId, Malformed};
 use parking_lot::{Mutex, MutexGuard};
@@ -96,12 +96,13 @@ impl Forwarder {
         self.act(&mut lock(&self.machine));
     }
 
-    /// Sends a batch, each packet its way: the whole, or nothing and wakes later.
+    /// Sends a batch, each packet its way and marked so, in the tunnel behind `head`: the whole, or nothing and wakes later.
     pub(crate) fn poll_send(
         &self,
         cx: &mut Context<'_>,
         flow: &Flow,
         batch: Batch<'_>,
+        (mark, head): (Option<Ecn>, &[u8]),
     ) -> Poll<Result<(), HttpError>> {
         let mut sending = lock(&self.sending);
         let round_trip = sending.round_trip(flow);
@@ -109,15 +110,15 @@ impl Forwarder {
         ready!(self.poll_sort(cx, sorted, batch, flow, round_trip));
         let all = batch.payloads().count();
         if sorted.forwarded() == 0 {
-            ready!(flow.poll_send(cx, batch))?;
+            ready!(flow.poll_send_behind(cx, head, batch))?;
             self.negotiation.sent_tunnelled(all);
             return Poll::Ready(Ok(()));
         }
         if let Some(tunnelled) = sorted.to_tunnel(batch.segment) {
-            ready!(flow.poll_send(cx, tunnelled))?;
+            ready!(flow.poll_send_behind(cx, head, tunnelled))?;
         }
         self.negotiation.sent_tunnelled(all - sorted.forwarded());
-        self.send_forwarded(sorted);
+        self.send_forwarded(sorted, mark);
         Poll::Ready(Ok(()))
     }
 
@@ -166,10 +167,10 @@ impl Forwarder {
         Poll::Ready(())
     }
 
-    fn send_forwarded(&self, sorted: &mut SortedBatch) {
+    fn send_forwarded(&self, sorted: &mut SortedBatch, mark: Option<Ecn>) {
         sorted.seal(&self.transform);
         for run in sorted.to_forward() {
-            let counter = if self.bypass.send(run) {
+            let counter = if self.bypass.send(run, mark) {
                 &self.negotiation.forwarded_sent
             } else {
                 &self.negotiation.lost
@@ -347,7 +348,7 @@ impl Receiving {
 
 impl Beside for Forwarder {
     /// "When receiving packets, the packet transform is applied before replacing a VCID with a CID."
-    fn push(&self, packet: &mut [u8], alias_len: usize, id: &[u8]) {
+    fn push(&self, packet: &mut [u8], alias_len: usize, id: &[u8], mark: Option<Ecn>) {
         let opened = self.transform.open(packet, alias_len);
         let (Ok(()), Some(first), Some(rest)) =
             (opened, packet.first(), packet.get(1 + alias_len..))
@@ -355,7 +356,7 @@ impl Beside for Forwarder {
             return count(&self.negotiation.lost, 1);
         };
         let mut receiving = lock(&self.receiving);
-        self.inbox.push(receiving.keep(*first, id, rest));
+        self.inbox.push(receiving.keep(*first, id, rest), mark);
         count(&self.negotiation.forwarded_received, 1);
     }
 

@@ -189,8 +189,8 @@ impl Forwarding {
 
 /// The way through the connection.
 pub(crate) trait Tunnel {
-    /// Takes what is not forwarded.
-    fn send(&self, batch: Batch<'_>);
+    /// Takes what is not forwarded, and how it was marked.
+    fn send(&self, batch: Batch<'_>, mark: Option<Ecn>);
     /// Whether nothing waits in it; whoever asks has waited for that already for this long.
     fn is_drained(&self, waited: Duration) -> bool;
 }
@@ -373,7 +373,7 @@ impl Forwarding {
         if !here || contents.is_empty() {
             drop(clients);
             self.look_around();
-            return tunnel.send(Batch { contents, segment });
+            return tunnel.send(Batch { contents, segment }, ecn);
         }
         let towards = Towards {
             destination: clients.address,
@@ -393,10 +393,13 @@ impl Forwarding {
                     self.to_client(client, run, segment, towards);
                     client.offer(self, towards.destination);
                 }
-                _ => tunnel.send(Batch {
-                    contents: run,
-                    segment,
-                }),
+                _ => {
+                    let batch = Batch {
+                        contents: run,
+                        segment,
+                    };
+                    tunnel.send(batch, ecn);
+                }
             }
             at = end;
         }
@@ -501,7 +504,7 @@ mod tests {
     struct Queue(bool);
 
     impl Tunnel for Queue {
-        fn send(&self, _: Batch<'_>) {}
+        fn send(&self, _: Batch<'_>, _: Option<Ecn>) {}
         fn is_drained(&self, _: Duration) -> bool {
             self.0
         }

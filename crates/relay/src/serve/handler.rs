@@ -234,10 +234,17 @@ impl Job {
         let account = self.client_connection.is_none().then_some(self.account);
         let (head, terms) =
             forward::negotiate(&shared.forwarding, &self.head, self.client_connection, head);
+        // HTTP/1.1 has one context alone.
+        let has_contexts = self.exchange.version() != HttpVersion::H1;
+        let marks = self.head.ecn_contexts().filter(|_| has_contexts);
+        let head = match marks {
+            Some(_) => head.with_ecn_contexts(),
+            None => head,
+        };
         self.exchange.respond(&head).await?;
         shared.metrics.request(Method::connect_udp, "ok");
         let counted = (quota.pace(), account);
-        let carried = udp::carry(shared, counted, socket, self.exchange, terms);
+        let carried = udp::carry(shared, counted, socket, self.exchange, (terms, marks));
         Ok(Some((Box::pin(carried), place)))
     }
 

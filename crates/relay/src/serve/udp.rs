@@ -21,7 +21,10 @@ use hoplite_overlay::{
     direct::{ReceiveBuffer, UdpFlow},
 };
 use hoplite_quic::server::Ecn;
-use hoplite_wire::forwarding::{Capsule, Malformed};
+use hoplite_wire::{
+    ecn_contexts::{self, EcnContexts},
+    forwarding::{Capsule, Malformed},
+};
 use parking_lot::Mutex;
 
 use super::{Shared, splice::watch};
@@ -46,7 +49,7 @@ pub(crate) fn carry(
     (pace, account): (Pace, Option<Arc<Account>>),
     target: UdpFlow,
     exchange: Exchange,
-    terms: Option<Terms>,
+    (terms, marks): (Option<Terms>, Option<EcnContexts>),
 ) -> impl Future<Output = ()> {
     let target = Arc::new(target);
     let ledger = Ledger {
@@ -59,7 +62,13 @@ pub(crate) fn carry(
         let kernel = shared.kernel.clone();
         Forwarding::new(terms, target.clone(), ledger.clone(), kernel)
     });
-    let sink = ToTarget::new(target.clone(), ledger.clone(), forwarding.clone());
+    let marks = marks.map(Arc::new);
+    let sink = ToTarget::new(
+        target.clone(),
+        ledger.clone(),
+        forwarding.clone(),
+        marks.clone(),
+    );
     let client = exchange.datagrams(Arc::new(sink));
     if forwarding.is_some() {
         client.carry_forwarded();
@@ -72,6 +81,7 @@ pub(crate) fn carry(
             client: &client,
             ledger: &ledger,
             forwarding,
+            marks: marks.as_deref(),
         };
         tokio::select! {
             _ = client.closed() => (),
@@ -106,6 +116,8 @@ struct Down<'a> {
     client: &'a Flow,
     ledger: &'a Ledger,
     forwarding: Option<&'a Forwarding>,
+    /// In which contexts the client is told how packets are marked.
+    marks: Option<&'a EcnContexts>,
 }
 
 impl Down<'_> {
@@ -147,15 +159,16 @@ impl Down<'_> {
         metrics.bytes_to_client.udp.inc_by(received.len as u64);
         match self.forwarding.filter(|forwarding| forwarding.is_active()) {
             Some(forwarding) => forwarding.down(contents, segment, ecn, self),
-            None => self.send(Batch { contents, segment }),
+            None => self.send(Batch { contents, segment }, ecn),
         }
     }
 }
 
 impl Tunnel for Down<'_> {
-    fn send(&self, batch: Batch<'_>) {
+    fn send(&self, batch: Batch<'_>, mark: Option<Ecn>) {
         let metrics = &self.ledger.metrics;
-        let sent = self.client.send(batch);
+        let head = ecn_contexts::head(self.marks, mark.map(|mark| mark as u8));
+        let sent = self.client.send_behind(&head, batch);
         metrics.datagrams_to_client.inc_by(sent.accepted as u64);
         if sent.full > 0 {
             metrics.dropped.client_full.inc_by(sent.full as u64);
@@ -191,6 +204,8 @@ pub(crate) struct ToTarget {
     ledger: Ledger,
     /// Takes the capsules, if the client may send any.
     forwarding: Option<Arc<Forwarding>>,
+    /// In which contexts the client says how packets are to be marked.
+    marks: Option<Arc<EcnContexts>>,
     joined: Mutex<Joined>,
 }
 
@@ -200,6 +215,8 @@ struct Joined {
     contents: Vec<u8>,
     segment: usize,
     count: usize,
+    /// How all of them are to be marked.
+    mark: Option<Ecn>,
     /// The last payload was shorter: nothing may follow.
     closed: bool,
 }
@@ -210,11 +227,13 @@ impl ToTarget {
         flow: Arc<UdpFlow>,
         ledger: Ledger,
         forwarding: Option<Arc<Forwarding>>,
+        marks: Option<Arc<EcnContexts>>,
     ) -> Self {
         Self {
             flow,
             ledger,
             forwarding,
+            marks,
             joined: Mutex::default(),
         }
     }
@@ -228,7 +247,7 @@ impl ToTarget {
             segment: joined.segment.max(1),
         };
         let mut cx = Context::from_waker(Waker::noop());
-        match self.flow.poll_send(&mut cx, batch) {
+        match self.flow.poll_send_marked(&mut cx, batch, joined.mark) {
             Poll::Ready(Ok(())) => self.count(joined),
             // A full socket loses the newest, as a full router would.
             Poll::Ready(Err(_)) | Poll::Pending => {
@@ -256,8 +275,8 @@ impl ToTarget {
     }
 }
 
-impl DatagramSink for ToTarget {
-    fn push(&self, payload: Bytes) {
+impl ToTarget {
+    fn take(&self, payload: &[u8], mark: Option<Ecn>) {
         if payload.len() > self.flow.max_payload() {
             self.ledger.metrics.dropped.too_large_for_target.inc();
             return;
@@ -267,10 +286,25 @@ impl DatagramSink for ToTarget {
             return;
         }
         let mut joined = self.joined.lock();
-        if !joined.has_room_for(payload.len()) {
+        if !joined.has_room_for(payload.len(), mark) {
             self.send(&mut joined);
         }
-        joined.add(&payload);
+        joined.add(payload, mark);
+    }
+}
+
+impl DatagramSink for ToTarget {
+    fn push(&self, payload: Bytes) {
+        self.take(&payload, None);
+    }
+
+    fn push_in(&self, context: u64, content: Bytes) -> bool {
+        let marks = self.marks.as_ref();
+        let code_point = marks.and_then(|marks| marks.code_point(context));
+        if let Some(code_point) = code_point {
+            self.take(&content, Ecn::from_bits(code_point));
+        }
+        code_point.is_some()
     }
 
     fn flush(&self) {
@@ -292,17 +326,17 @@ impl DatagramSink for ToTarget {
 }
 
 impl Joined {
-    fn has_room_for(&self, len: usize) -> bool {
-        let fits = !self.closed && len <= self.segment && len > 0;
+    fn has_room_for(&self, len: usize, mark: Option<Ecn>) -> bool {
+        let fits = !self.closed && len <= self.segment && len > 0 && mark == self.mark;
         self.count == 0 || (fits && self.count < SEGMENTS && self.contents.len() + len <= BYTES)
     }
 
-    fn add(&mut self, payload: &[u8]) {
+    fn add(&mut self, payload: &[u8], mark: Option<Ecn>) {
         if self.contents.capacity() == 0 {
             self.contents = BUFFERS.with_borrow_mut(Vec::pop).unwrap_or_default();
         }
         if self.count == 0 {
-            self.segment = payload.len();
+            (self.segment, self.mark) = (payload.len(), mark);
         }
         self.closed = payload.len() < self.segment || payload.is_empty();
         self.contents.extend_from_slice(payload);
@@ -341,11 +375,11 @@ mod tests {
         let mut joined = Joined::default();
         let mut out = vec![Vec::new()];
         for size in sizes {
-            if !joined.has_room_for(*size) {
+            if !joined.has_room_for(*size, None) {
                 joined.reset();
                 out.push(Vec::new());
             }
-            joined.add(&vec![0; *size]);
+            joined.add(&vec![0; *size], None);
             out.last_mut().expect("one").push(*size);
         }
         out
@@ -357,6 +391,14 @@ mod tests {
             batches(&[1200, 1200, 300, 1200, 1300]),
             [vec![1200, 1200, 300], vec![1200], vec![1300]]
         );
+    }
+
+    #[test]
+    fn what_is_marked_otherwise_leaves_apart() {
+        let mut joined = Joined::default();
+        joined.add(&[0; 10], Some(Ecn::Ect0));
+        assert!(joined.has_room_for(10, Some(Ecn::Ect0)));
+        assert!(!joined.has_room_for(10, None) && !joined.has_room_for(10, Some(Ecn::Ce)));
     }
 
     #[test]

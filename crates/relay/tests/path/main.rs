@@ -9,6 +9,7 @@ mod failing;
 mod forwarding;
 mod hostile;
 mod isolated;
+mod marks;
 mod names;
 mod packets;
 mod padding;

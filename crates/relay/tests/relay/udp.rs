@@ -2,6 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 use hoplite_http::h3::H3Error;
+use hoplite_overlay::Batch;
 use hoplite_testing::{PATIENCE, relay::relay, targets};
 use hoplite_wire::{RequestHead, capsule, capsule::CapsuleReader, h3::Code};
 
@@ -64,6 +65,30 @@ async fn a_tunnel_survives_a_payload_that_is_too_large_for_the_path() {
     let mut tunnel = client.udp(targets::udp_echo().await).await;
     tunnel.send(&[1; 9000]);
     assert_eq!(tunnel.echo(b"small").await, &b"small"[..]);
+}
+
+/// draft-ietf-masque-connect-udp-ecn-dscp: in contexts that were agreed on, and in no others.
+#[tokio::test]
+async fn payloads_come_in_the_contexts_of_marks_if_both_ends_said_so() {
+    let relay = relay(|_| ());
+    let client = connect(&relay).await;
+    let target = targets::udp_echo().await;
+    let said = udp(target).with_ecn_contexts();
+    let unreadable = udp(target).with("ecn-dscp-context-id", "(0 0 1 3 5)");
+    for (head, agreed) in [(said, true), (unreadable, false), (udp(target), false)] {
+        let (exchange, answer) = client.ask(head).await;
+        assert_eq!(answer.ecn_contexts().is_some(), agreed);
+        let mut tunnel = Tunnel::new(exchange);
+        assert_eq!(tunnel.echo(b"plain").await, &b"plain"[..]);
+        // An id that nobody has told, ECT(0), and none: what is known comes back, in order.
+        for (context, payload) in [(8, &b"unknown"[..]), (4, b"marked"), (0, b"last")] {
+            tunnel.flow.send_behind(&[context], Batch::one(payload));
+        }
+        if agreed {
+            assert_eq!(tunnel.recv().await, &b"marked"[..]);
+        }
+        assert_eq!(tunnel.recv().await, &b"last"[..]);
+    }
 }
 
 #[tokio::test]

@@ -286,7 +286,9 @@ pub(crate) enum Bare<'a> {
     /// A byte sequence, still in base64.
     Binary(&'a [u8]),
     Boolean(bool),
-    /// A number or a token.
+    /// An integer that is not negative.
+    Integer(u64),
+    /// Another number, or a token.
     Other,
 }
 
@@ -328,7 +330,42 @@ pub(crate) fn strings(value: &[u8]) -> Option<Vec<&[u8]>> {
     }
 }
 
+/// The Inner Lists of a List that has nothing else, of integers that are not negative; what parameters say is passed over. RFC 9651 §4.2.1.2.
+/// Commas within an Inner List, which are an error there, are passed over like spaces: a draft writes them so.
+pub(crate) fn inner_lists(value: &[u8]) -> Option<Vec<Vec<u64>>> {
+    let mut reader = Reader(value);
+    let mut lists = Vec::new();
+    reader.skip_spaces();
+    loop {
+        lists.push(reader.inner_list()?);
+        reader.parameters(&mut |_, _| {})?;
+        reader.skip_white();
+        if reader.0.is_empty() {
+            return Some(lists);
+        }
+        reader.take(b',').then_some(())?;
+        reader.skip_white();
+    }
+}
+
 impl<'a> Reader<'a> {
+    fn inner_list(&mut self) -> Option<Vec<u64>> {
+        self.take(b'(').then_some(())?;
+        let mut list = Vec::new();
+        loop {
+            while self.take(b' ') || self.take(b',') {}
+            if self.take(b')') {
+                return Some(list);
+            }
+            let Bare::Integer(integer) = self.bare()? else {
+                return None;
+            };
+            list.push(integer);
+            self.parameters(&mut |_, _| {})?;
+            matches!(self.peek()?, b' ' | b',' | b')').then_some(())?;
+        }
+    }
+
     fn peek(&self) -> Option<u8> {
         self.0.first().copied()
     }
@@ -442,15 +479,21 @@ impl<'a> Reader<'a> {
 
     /// At most 15 digits, or 12 with up to 3 behind the point.
     fn number(&mut self) -> Option<Bare<'a>> {
-        self.take(b'-');
-        let whole = self.run(|byte| byte.is_ascii_digit()).len();
-        let fine = if self.take(b'.') {
+        let is_negative = self.take(b'-');
+        let whole = self.run(|byte| byte.is_ascii_digit());
+        if self.take(b'.') {
             let part = self.run(|byte| byte.is_ascii_digit()).len();
-            matches!((whole, part), (1..=12, 1..=3))
+            return matches!((whole.len(), part), (1..=12, 1..=3)).then_some(Bare::Other);
+        }
+        if !matches!(whole.len(), 1..=15) {
+            return None;
+        }
+        let integer = std::str::from_utf8(whole).ok()?.parse().ok()?;
+        Some(if is_negative {
+            Bare::Other
         } else {
-            matches!(whole, 1..=15)
-        };
-        fine.then_some(Bare::Other)
+            Bare::Integer(integer)
+        })
     }
 }
 

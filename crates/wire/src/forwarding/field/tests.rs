@@ -226,7 +226,7 @@ fn items_with_parameters_of_every_type_are_read() {
         (b"d", Bare::Boolean(false)),
         (b"*e", Bare::Other),
         (b"f", Bare::Other),
-        (b"g", Bare::Other),
+        (b"g", Bare::Integer(7)),
     ];
     assert!(item);
     assert_eq!(parameters, wanted);
