@@ -21,10 +21,10 @@ pub(super) fn borrow(socket: &impl AsSocket) -> BorrowedSocket<'_> {
 
 #[cfg(target_os = "linux")]
 mod linux {
-    use std::os::fd::AsRawFd;
+    use std::{os::fd::AsRawFd, sync::LazyLock};
 
     use rustix::net::sockopt;
-    use socket2::SockRef;
+    use socket2::{Domain, SockRef, Socket, Type};
 
     use super::{AsSocket, Duration, io};
 
@@ -54,6 +54,19 @@ mod linux {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+
+    /// Keeps UDP_GRO in use while the process lives. The first socket that has it makes the kernel rewrite its own code on every core,
+    /// and so does the last one that goes: who opens flows one after the other would pay for that each time, and all programs beside.
+    pub(in crate::direct) fn hold_receive_offload() {
+        static HELD: LazyLock<[io::Result<Socket>; 2]> = LazyLock::new(|| {
+            [Domain::IPV4, Domain::IPV6].map(|domain| {
+                let socket = Socket::new(domain, Type::DGRAM, None)?;
+                set_option(&socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
+                Ok(socket)
+            })
+        });
+        LazyLock::force(&HELD);
     }
 
     /// Has the kernel not say of each packet at which of our addresses it arrived.
@@ -117,6 +130,8 @@ mod others {
     pub(in crate::direct) fn force_buffers(_: &impl AsSocket, _: usize) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
+
+    pub(in crate::direct) fn hold_receive_offload() {}
 
     pub(in crate::direct) fn omit_destinations(_: &impl AsSocket, _: bool) -> io::Result<()> {
         Ok(())

@@ -165,6 +165,7 @@ impl UdpFlow {
         peer: SocketAddr,
         settings: &UdpSettings,
     ) -> io::Result<Self> {
+        system::hold_receive_offload();
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
         // One peer, hence one address of ours: each packet would cost the kernel the naming of it.
         system::omit_destinations(&socket, peer.is_ipv4())?;
