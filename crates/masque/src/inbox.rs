@@ -13,6 +13,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 /// What an empty datagram costs of the bound, so that these are bounded too.
 const OVERHEAD: usize = 64;
+/// A payload below this is copied: it may hold several packets that came with it, which the bound does not count.
+const SMALL: usize = 1024;
 
 #[derive(Debug)]
 pub(crate) struct Inbox {
@@ -52,6 +54,11 @@ impl Inbox {
             return;
         }
         state.bytes += cost;
+        let payload = if payload.len() < SMALL {
+            Bytes::copy_from_slice(&payload)
+        } else {
+            payload
+        };
         state.queue.push_back((payload, mark));
     }
 
@@ -144,6 +151,7 @@ fn put(buf: &mut [u8], at: usize, payload: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::BytesMut;
     use hoplite_overlay::ErrorKind;
     use proptest::prelude::*;
     use std::task::Waker;
@@ -165,6 +173,17 @@ mod tests {
             }
         }
         all
+    }
+
+    #[test]
+    fn a_small_payload_keeps_nothing_that_came_with_it() {
+        let mut packets = BytesMut::zeroed(12_000);
+        let payload = packets.split_to(100).freeze();
+        packets.clear();
+        let inbox = Inbox::new(1000);
+        inbox.push(payload, None);
+        assert!(packets.try_reclaim(12_000), "nobody else holds them");
+        assert_eq!(drain(&inbox, 200), [(vec![0; 100], None)]);
     }
 
     #[test]

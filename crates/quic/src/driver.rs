@@ -65,6 +65,8 @@ const MOST_WAITS: usize = 2;
 const RECEIVED: usize = 256;
 /// Buffers of one receive call: each takes a batch where the system makes batches of what arrives (GRO).
 const BUFFERS: usize = 8;
+/// Packets of a batch that are kept in one allocation: who keeps some bytes of one keeps all of them.
+const TOGETHER: usize = 8;
 /// A buffer is not larger than the largest batch there is.
 const MOST_BUFFER: usize = 64 * 1024;
 /// The time by the runtime's clock, which tests stop.
@@ -297,39 +299,59 @@ impl Task {
         for (buffer, meta) in received {
             let ecn = meta.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8));
             let whole = buffer.get(..meta.len).unwrap_or_default();
-            for packet in whole.chunks(meta.stride.max(1)) {
-                count += 1;
-                let mut contents = Vec::new();
-                let packet = BytesMut::from(packet);
-                let (from, to) = (meta.addr, meta.dst_ip);
-                match state
-                    .stack
-                    .handle(now, from, to, ecn, packet, &mut contents)
-                {
-                    Some(DatagramEvent::ConnectionEvent(handle, event)) => {
-                        events.push(Arrival {
-                            number: handle.0,
-                            from,
-                            to,
-                            event,
-                        });
-                    }
-                    Some(DatagramEvent::NewConnection(attempt)) => {
-                        if state.closed.is_some() {
-                            self.shared.refuse(&mut state, attempt);
-                        } else {
-                            state.incoming.push_back(attempt);
-                            self.shared.incoming.notify_waiters();
-                        }
-                    }
-                    Some(DatagramEvent::Response(transmit)) => {
-                        self.shared.answer(&mut state, transmit, contents);
-                    }
-                    None => {}
+            let stride = meta.stride.max(1);
+            for together in whole.chunks(stride.saturating_mul(TOGETHER)) {
+                let mut left = BytesMut::from(together);
+                while !left.is_empty() {
+                    count += 1;
+                    let packet = if left.len() > stride {
+                        left.split_to(stride)
+                    } else {
+                        mem::take(&mut left)
+                    };
+                    self.sort(&mut state, now, (meta, ecn), packet, events);
                 }
             }
         }
         count
+    }
+
+    /// What one packet is.
+    fn sort(
+        &self,
+        state: &mut endpoint::State,
+        now: Instant,
+        (meta, ecn): (&RecvMeta, Option<EcnCodepoint>),
+        packet: BytesMut,
+        events: &mut Vec<Arrival>,
+    ) {
+        let mut contents = Vec::new();
+        let (from, to) = (meta.addr, meta.dst_ip);
+        match state
+            .stack
+            .handle(now, from, to, ecn, packet, &mut contents)
+        {
+            Some(DatagramEvent::ConnectionEvent(handle, event)) => {
+                events.push(Arrival {
+                    number: handle.0,
+                    from,
+                    to,
+                    event,
+                });
+            }
+            Some(DatagramEvent::NewConnection(attempt)) => {
+                if state.closed.is_some() {
+                    self.shared.refuse(state, attempt);
+                } else {
+                    state.incoming.push_back(attempt);
+                    self.shared.incoming.notify_waiters();
+                }
+            }
+            Some(DatagramEvent::Response(transmit)) => {
+                self.shared.answer(state, transmit, contents);
+            }
+            None => {}
+        }
     }
 
     /// Gives each connection its events: those that follow each other under one lock.
