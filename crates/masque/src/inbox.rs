@@ -7,14 +7,18 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use hoplite_overlay::{Ecn, Error, Received};
 use parking_lot::{Mutex, MutexGuard};
 
 /// What an empty datagram costs of the bound, so that these are bounded too.
 const OVERHEAD: usize = 64;
-/// A payload below this is copied: it may hold several packets that came with it, which the bound does not count.
+/// Where so many wait, the reader is slow, and what is smaller than this is copied: it may hold several packets that came with it, which the bound does not
+/// count.
+const MANY: usize = 256;
 const SMALL: usize = 1024;
+/// Copies share buffers of so many bytes.
+const BUFFER: usize = 16 * 1024;
 
 #[derive(Debug)]
 pub(crate) struct Inbox {
@@ -26,6 +30,8 @@ pub(crate) struct Inbox {
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<(Bytes, Option<Ecn>)>,
+    /// Where small payloads are copied to.
+    copies: BytesMut,
     bytes: usize,
     reader: Option<Waker>,
     ended: Option<Error>,
@@ -54,11 +60,7 @@ impl Inbox {
             return;
         }
         state.bytes += cost;
-        let payload = if payload.len() < SMALL {
-            Bytes::copy_from_slice(&payload)
-        } else {
-            payload
-        };
+        let payload = state.own(payload);
         state.queue.push_back((payload, mark));
     }
 
@@ -108,9 +110,24 @@ impl Inbox {
 }
 
 impl State {
+    /// The payload, and of what came with it nothing that matters.
+    fn own(&mut self, payload: Bytes) -> Bytes {
+        if payload.len() >= SMALL || self.queue.len() < MANY {
+            return payload;
+        }
+        if self.copies.capacity() < payload.len() {
+            self.copies.reserve(BUFFER);
+        }
+        self.copies.extend_from_slice(&payload);
+        self.copies.split().freeze()
+    }
+
     fn pop(&mut self) -> Option<(Bytes, Option<Ecn>)> {
         let (payload, mark) = self.queue.pop_front()?;
         self.bytes -= payload.len() + OVERHEAD;
+        if self.queue.is_empty() {
+            self.copies = BytesMut::new();
+        }
         Some((payload, mark))
     }
 
@@ -151,7 +168,6 @@ fn put(buf: &mut [u8], at: usize, payload: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bytes::BytesMut;
     use hoplite_overlay::ErrorKind;
     use proptest::prelude::*;
     use std::task::Waker;
@@ -176,14 +192,22 @@ mod tests {
     }
 
     #[test]
-    fn a_small_payload_keeps_nothing_that_came_with_it() {
+    fn small_payloads_that_wait_long_keep_nothing_that_came_with_them() {
+        let inbox = Inbox::new(1 << 20);
+        for _ in 0..MANY {
+            inbox.push(Bytes::from_static(&[1]), None);
+        }
         let mut packets = BytesMut::zeroed(12_000);
-        let payload = packets.split_to(100).freeze();
+        let payloads = [100, 50, 70].map(|len| packets.split_to(len).freeze());
         packets.clear();
-        let inbox = Inbox::new(1000);
-        inbox.push(payload, None);
+        for payload in payloads {
+            inbox.push(payload, None);
+        }
         assert!(packets.try_reclaim(12_000), "nobody else holds them");
-        assert_eq!(drain(&inbox, 200), [(vec![0; 100], None)]);
+        let all = drain(&inbox, 200);
+        let sizes = all[MANY..].iter().map(|(payload, _)| payload.len());
+        assert_eq!(sizes.collect::<Vec<_>>(), [100, 50, 70]);
+        assert_eq!(inbox.lock().copies.capacity(), 0);
     }
 
     #[test]
