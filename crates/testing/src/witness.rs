@@ -8,7 +8,7 @@ use std::{
     thread,
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use hoplite_crypto::{ALPN_H3, Certificates, Pin, Trust, server_tls};
 use hoplite_http::{DatagramSink, Exchange, Flow, HttpError, Incoming, Session, h3};
 use hoplite_link::{Config, Dialer, Peer};
@@ -230,6 +230,16 @@ impl DatagramSink for Onward {
         if let Some(flow) = self.0.get() {
             flow.send(Batch::one(&payload));
         }
+    }
+
+    /// Whatever the two ends have agreed on.
+    fn push_in(&self, context: u64, content: Bytes) -> bool {
+        let mut head = BytesMut::new();
+        varint::write(&mut head, context);
+        if let Some(flow) = self.0.get() {
+            flow.send_behind(&head, Batch::one(&content));
+        }
+        true
     }
 
     fn flush(&self) {}
