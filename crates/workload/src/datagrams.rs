@@ -159,6 +159,14 @@ impl Dress {
         self.greeting(PROGRAM_ID)
     }
 
+    /// What the program says while it receives, if anything: without a short header of its own nothing shows that its handshake is done.
+    pub fn acknowledgement(self) -> Option<Vec<u8>> {
+        match self {
+            Self::Plain => None,
+            Self::Quic => Some([&[0x40], TARGET_ID.as_slice(), &[0; 32]].concat()),
+        }
+    }
+
     /// Where the number of a datagram stands.
     const fn number_at(self) -> usize {
         match self {

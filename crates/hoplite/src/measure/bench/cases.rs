@@ -144,6 +144,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const UNDER_WAY: u64 = 128 << 10;
 /// Datagrams under way that were sent one by one: the kernel's buffer counts its own costs, some 800 bytes for each.
 const MOST_ALONE: u64 = 200;
+/// How often a program that receives a flood of QUIC says so.
+const ACKNOWLEDGED: Duration = Duration::from_millis(20);
 /// Whoever sends as little as this does not send trains of it: the flood is no kinder to the relay than real programs are.
 const SENT_ALONE: usize = 200;
 
@@ -161,12 +163,13 @@ pub(super) fn flood(
 struct Receiver {
     association: Association,
     socket: Socket,
-    /// Bytes of the SOCKS header before each payload.
-    header: usize,
+    /// The SOCKS header before each payload.
+    header: Vec<u8>,
     size: usize,
     dress: Dress,
     highest: Counter,
     count: u64,
+    acknowledged: Option<Instant>,
 }
 
 fn flood_run(chain: &Chain, size: usize, dress: Dress, window: Duration) -> io::Result<Sample> {
@@ -222,19 +225,19 @@ impl Receiver {
         Ok(Self {
             association,
             socket,
-            header: 0,
+            header: Vec::new(),
             size,
             dress,
             highest,
             count: 0,
+            acknowledged: None,
         })
     }
 
     /// Asks the target until it answers: the first datagrams may be lost.
     fn ask(&mut self, target: SocketAddr) -> io::Result<()> {
-        let mut request = socks::udp_header(target);
-        self.header = request.len();
-        request.extend(self.dress.request());
+        self.header = socks::udp_header(target);
+        let request = [self.header.clone(), self.dress.request()].concat();
         let start = Instant::now();
         while self.count == 0 {
             self.socket
@@ -253,7 +256,7 @@ impl Receiver {
         let start = Instant::now();
         while start.elapsed() < time {
             let (mut count, mut highest) = (0, 0);
-            let (header, size, dress) = (self.header, self.size, self.dress);
+            let (header, size, dress) = (self.header.len(), self.size, self.dress);
             self.socket
                 .receive(Duration::from_millis(20), |_, datagram| {
                     if let Some(payload) = datagram
@@ -266,8 +269,28 @@ impl Receiver {
                 })?;
             self.count += count;
             self.highest.raise(highest);
+            self.acknowledge()?;
         }
         Ok(())
+    }
+
+    fn acknowledge(&mut self) -> io::Result<()> {
+        let due = self
+            .acknowledged
+            .is_none_or(|last| last.elapsed() >= ACKNOWLEDGED);
+        match self
+            .dress
+            .acknowledgement()
+            .filter(|_| due && self.count > 0)
+        {
+            Some(acknowledgement) => {
+                self.acknowledged = Some(Instant::now());
+                let packet = [&self.header[..], &acknowledgement].concat();
+                self.socket
+                    .send(self.association.relay, &packet, packet.len())
+            }
+            None => Ok(()),
+        }
     }
 }
 
