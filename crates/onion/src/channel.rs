@@ -70,10 +70,19 @@ pub trait Channel: fmt::Debug + Send + Sync {
     }
 }
 
+/// What a name is looked up for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LookUp {
+    /// Its addresses are asked for.
+    Resolve,
+    /// A stream is to be opened to it.
+    Connect,
+}
+
 /// A stream's place among those of its client.
 pub trait AdmittedStream: Send + Sync {
     /// A place to look a name up now, among its client's; it is held until the answer is there. `None`: there are too many.
-    fn look_up(&self) -> Option<Box<dyn Send + Sync>> {
+    fn look_up(&self, _purpose: LookUp) -> Option<Box<dyn Send + Sync>> {
         Some(Box::new(()))
     }
 

@@ -256,7 +256,7 @@ impl Egress {
         queries: &QueryQuota<'_>,
         metrics: &Metrics,
     ) -> Result<Vec<IpAddr>, Failure> {
-        if !special::is_localhost(name.as_str()) && !queries.admits_query() {
+        if !special::is_localhost(name.as_str()) && !queries.admits_name() {
             return Err(Failure::Limited(Limit::Queries));
         }
         let _place = queries

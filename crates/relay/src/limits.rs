@@ -101,6 +101,8 @@ struct Usage {
     active: AtomicUsize,
     bandwidth: Bucket,
     queries: Bucket,
+    /// Of one client: targets that are names.
+    names: Bucket,
     echoes: Bucket,
     /// Of one client: its part of the bandwidth and of the echoes of all.
     share: Bucket,
@@ -171,11 +173,13 @@ impl Quotas {
                 bandwidth,
                 share,
                 queries,
+                names,
                 ..
             } = &**client;
             bandwidth.set_bits_per_second(limits.bandwidth_per_client);
             share.set_bits_per_second(limits.bandwidth);
             queries.set_per_second(limits.queries_per_client);
+            names.set_per_second(limits.queries_per_client);
         }
     }
 
@@ -346,6 +350,7 @@ impl Quotas {
         clients.usage(key, || Usage {
             bandwidth: Bucket::bits_per_second(limits.bandwidth_per_client),
             queries: Bucket::per_second(limits.queries_per_client),
+            names: Bucket::per_second(limits.queries_per_client),
             echoes: Bucket::per_second(self.ip.echoes_per_client),
             share: Bucket::bits_per_second(limits.bandwidth),
             echo_share: Bucket::per_second(self.ip.echoes),
@@ -423,6 +428,7 @@ impl Usage {
             active: AtomicUsize::new(0),
             bandwidth: Bucket::unlimited(),
             queries: Bucket::unlimited(),
+            names: Bucket::unlimited(),
             echoes: Bucket::unlimited(),
             share: Bucket::unlimited(),
             echo_share: Bucket::unlimited(),
@@ -444,6 +450,7 @@ impl Usage {
         let buckets = [
             &self.bandwidth,
             &self.queries,
+            &self.names,
             &self.echoes,
             &self.share,
             &self.echo_share,
@@ -504,6 +511,13 @@ impl QueryQuota<'_> {
     pub(crate) fn admits_query(&self) -> bool {
         let client = self.client.as_ref();
         client.is_none_or(|client| client.queries.admits(1))
+    }
+
+    /// Whether the client may open a flow to a name now. Apart from its queries: a program that floods the resolver keeps no other one's flow from
+    /// opening.
+    pub(crate) fn admits_name(&self) -> bool {
+        let client = self.client.as_ref();
+        client.is_none_or(|client| client.names.admits(1))
     }
 
     /// A place for a question that was admitted, until it is answered.

@@ -21,7 +21,7 @@ use super::{
     exit_counters::{CircuitShare, Metered},
 };
 use crate::{
-    channel::AdmittedStream,
+    channel::{AdmittedStream, LookUp},
     endpoint::{
         Asked, Endpoint, HALF_CLOSE,
         io::{Handle, Shared},
@@ -209,7 +209,7 @@ async fn addresses(
     match &target.host {
         Host::Ip(ip) => Ok(vec![*ip]),
         Host::Name(name) => {
-            let _place = place.look_up().ok_or_else(limited)?;
+            let _place = place.look_up(LookUp::Connect).ok_or_else(limited)?;
             out.resolve(name.as_str(), terms).await
         }
     }
@@ -255,7 +255,7 @@ async fn look_up(
     match host {
         Host::Ip(ip) => Ok(vec![ip]),
         Host::Name(name) => {
-            let _place = place.look_up().ok_or_else(limited)?;
+            let _place = place.look_up(LookUp::Resolve).ok_or_else(limited)?;
             out.resolve(name.as_str(), &terms).await
         }
     }

@@ -70,8 +70,8 @@ pub struct Limits {
     pub bandwidth: u64,
     /// Payload of one client, both ways together, in bit/s; 0 is no limit.
     pub bandwidth_per_client: u64,
-    /// Names that are looked up for one client in a second, a second's worth of them at once: its DNS queries, and the targets of its tunnels
-    /// that are names; more are answered 429. 0 is no limit.
+    /// DNS queries of one client in a second, a second's worth of them at once; and as many targets of its tunnels that are names, counted apart,
+    /// so that a program that asks for thousands keeps no other one's flow from opening. More are answered 429. 0 is no limit.
     pub queries_per_client: u32,
     /// Look-ups under way, of all clients; each holds a socket.
     pub lookups: usize,

@@ -14,7 +14,8 @@ use std::{
 use hoplite_channel::{self as link, Origin, Share, Shares};
 use hoplite_onion::{
     channel::{
-        AdmittedStream, Channel, CircuitBacklog, CircuitEnds, Closed, Receiver, Sender, Waiting,
+        AdmittedStream, Channel, CircuitBacklog, CircuitEnds, Closed, LookUp, Receiver, Sender,
+        Waiting,
     },
     relay::Requester,
 };
@@ -172,9 +173,13 @@ impl Channel for AdmittedChannel {
 }
 
 impl AdmittedStream for Streaming {
-    fn look_up(&self) -> Option<Box<dyn Send + Sync>> {
+    fn look_up(&self, purpose: LookUp) -> Option<Box<dyn Send + Sync>> {
         let queries = self.shared.quotas.queries(&self.quota);
-        let place = queries.admits_query().then(|| queries.look_up().ok());
+        let admitted = match purpose {
+            LookUp::Resolve => queries.admits_query(),
+            LookUp::Connect => queries.admits_name(),
+        };
+        let place = admitted.then(|| queries.look_up().ok());
         if let Some(Some(place)) = place {
             return Some(Box::new(place));
         }

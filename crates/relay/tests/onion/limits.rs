@@ -94,8 +94,8 @@ async fn names_are_looked_up_for_circuits_no_faster_than_for_any_client() {
     });
     let answered = futures_util::future::join_all(asked).await;
     let (served, refused): (Vec<_>, Vec<_>) = answered.into_iter().partition(Result::is_ok);
-    // A second's worth at once; the rest would take ten seconds more.
-    assert!((1..20).contains(&served.len()), "{}", served.len());
+    // Of each a second's worth at once; the rest would take five seconds more.
+    assert!((2..20).contains(&served.len()), "{}", served.len());
     for error in refused {
         let reason = error.expect_err("refused").reason();
         assert!(matches!(

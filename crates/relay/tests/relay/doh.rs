@@ -17,7 +17,7 @@ use hoplite_wire::{
     dns::{Code, Question, RecordType},
 };
 
-use crate::support::{Client, connect};
+use crate::support::{Client, connect, tcp};
 
 const FINE: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 34);
 
@@ -250,6 +250,19 @@ async fn more_queries_than_allowed_are_told_so() {
     };
     assert_eq!(counted("queries"), f64::from(refused));
     assert_eq!(counted("requests"), 0.0);
+}
+
+#[tokio::test]
+async fn a_flood_of_queries_keeps_no_flow_of_the_client_from_opening() {
+    let dns = server().await;
+    let relay = relay(|config| {
+        asking(config, &dns);
+        config.limits.queries_per_client = 1;
+    });
+    let client = connect(&relay).await;
+    let query = question("localhost", RecordType::A).message();
+    while client.post(post(), &query).await.1.status != 429 {}
+    assert_eq!(client.status(tcp("absent.test:80")).await, 502, "asked for");
 }
 
 #[tokio::test]

@@ -106,7 +106,7 @@ fn a_client_that_wants_every_flow_of_packets_leaves_one_for_another() {
 }
 
 #[tokio::test]
-async fn targets_that_are_names_count_as_queries_of_their_client() {
+async fn targets_that_are_names_are_limited_as_queries_are() {
     let dns = Dns::start(&[]).await;
     let (relay, [greedy, other]) = shared(|config| {
         config.limits.queries_per_client = 3;
