@@ -129,13 +129,13 @@ class OpenVpn(Peer):
 
 
 class WireGuard(Peer):
-    program, device = "wireguard", "wg0"
+    program, device = "wireguard-go", "wg0"
 
     def begin(self, relay, client):
         keys = {host.name: wireguard_key() for host in (relay, client)}
         for host, peer, address, more in (
                 (relay, client, "10.78.0.1/16", ["listen_port=51820"]), (client, relay, "10.78.1.1/16", [])):
-            process = self.run(host, "daemon", ["unshare", "--mount", "--propagation", "private", "sh", "-euc", OWN_RUN, "sh", "wireguard", "-f", self.device])
+            process = self.run(host, "daemon", ["unshare", "--mount", "--propagation", "private", "sh", "-euc", OWN_RUN, "sh", self.program, "-f", self.device])
             place = pathlib.Path(f"/proc/{process.child.pid}/root/run/wireguard/{self.device}.sock")
             wait_for(process.name, lambda: place.exists() or not process.alive())
             allowed = ["10.78.1.1/32"] if host is relay else ["10.78.0.1/32", f"{self.lab.target.v4}/32"]
