@@ -129,7 +129,8 @@ class OpenVpn(Peer):
 
 
 class WireGuard(Peer):
-    program, device = "wireguard-go", "wg0"
+    # As `go install` calls it, or as Debian does, whose version is years older.
+    program, device = "wireguard" if shutil.which("wireguard") else "wireguard-go", "wg0"
 
     def begin(self, relay, client):
         keys = {host.name: wireguard_key() for host in (relay, client)}
