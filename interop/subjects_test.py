@@ -1,4 +1,4 @@
-"""Subjects of the lab whose programs nothing in CI brings: masque-go, and C tor behind tun2proxy. Each whose program is there is run with everything
+"""Subjects of the lab whose programs nothing in CI brings: masque-go, sing-box, GotaTun, and C tor behind tun2proxy. Each whose program is there is run with everything
 that it carries; the lab itself sees that checksums are right and that no server sees the client's address.
 
 Only when it is named: `.ci/run subjects` builds the programs, by the commands that the subjects' files give, and runs it. Needs no root.
@@ -86,6 +86,9 @@ TOR = ["client", *(f"authority{n}" for n in (1, 2, 3)), *(f"relay{n}" for n in (
 TRIED = {
     "masque-go, one hop": ("masque_go", relays(1), 'use = "masque-go"', DATAGRAMS),
     "masque-go, four hops": ("masque_go", relays(4), 'use = "masque-go"\nwith = { hops = 4 }', DATAGRAMS),
+    "sing-box, one hop": ("sing-box", relays(1), 'use = "sing-box"', DOWNLOADS + DATAGRAMS),
+    "sing-box, three hops": ("sing-box", relays(3), 'use = "sing-box"\nwith = { hops = 3 }', DOWNLOADS + DATAGRAMS),
+    "GotaTun": ("gotatun", relays(1), 'use = "wireguard-go"\nwith = { daemon = "gotatun" }', DOWNLOADS + DATAGRAMS),
     "C tor behind a TUN": ("tun2proxy-bin", TOR, 'use = "tor"\nwith = { device = true, relays = 3 }', DOWNLOADS),
 }
 

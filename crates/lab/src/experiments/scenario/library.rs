@@ -29,9 +29,9 @@ pub(crate) const SCENARIOS: [(&str, &str); 28] = built_in!(
 );
 
 /// Built-in subjects, in the order of `list`.
-pub(crate) const SUBJECTS: [(&str, &str); 9] = built_in!(
+pub(crate) const SUBJECTS: [(&str, &str); 10] = built_in!(
     "subjects": "native", "hoplite", "hoplite-up", "hoplite-onion", "hoplite-directory", "tor", "openvpn", "wireguard-go",
-    "masque-go"
+    "masque-go", "sing-box"
 );
 
 /// Traces are a line a packet.
