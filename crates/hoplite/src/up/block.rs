@@ -93,6 +93,7 @@ impl Block {
         loop {
             let differs = tokio::select! {
                 differs = watches.somebody_did_something(due) => differs,
+                () = held.lost() => false,
                 asked = signals.next() => match asked {
                     Asked::Stop => {
                         // What was opened a moment ago would stay so.

@@ -176,6 +176,14 @@ impl System {
         self.nftables.look()
     }
 
+    /// Resolves when the copy of the firewall's table is gone, and not by us.
+    pub(crate) async fn firewall_copy_lost(&self) {
+        match &self.held {
+            Some(held) => held.lost().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Whether resolv.conf is still ours.
     pub(crate) fn has_names(&self) -> bool {
         self.conf.is_ours()

@@ -10,7 +10,8 @@
 //!
 //! It stands twice while a process of ours lives. The table that stays after us belongs to nobody, so `nft flush ruleset` removes it: the watch
 //! then has it made again. Its copy belongs to the netlink socket of an nft that we started, and the kernel lets nobody else touch it
-//! (NFT_TABLE_F_OWNER, Linux 5.12): between the flush and the new table it alone drops. It goes when we do.
+//! (NFT_TABLE_F_OWNER, Linux 5.12): between the flush and the new table it alone drops. It goes when we do, and when that nft ends, whoever ended it:
+//! then another one makes it again.
 
 use std::{
     fs,
@@ -18,17 +19,18 @@ use std::{
     net::{IpAddr, SocketAddr},
     os::{fd::OwnedFd, unix::process::CommandExt},
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, Stdio},
+    process::{Child, ChildStderr, ChildStdin, Stdio},
     time::Duration,
 };
 
 use ipnet::IpNet;
-use rustix::net::{
-    AddressFamily, RecvFlags, SocketFlags, SocketType, bind, netlink, recv, socket_with,
+use rustix::{
+    net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, netlink, recv, socket_with},
+    process::{Pid, PidfdFlags, pidfd_open},
 };
 use serde::{Deserialize, Serialize};
 use tokio::{
-    io::unix::AsyncFd,
+    io::{Interest, unix::AsyncFd},
     time::{Instant, sleep_until},
 };
 
@@ -170,7 +172,15 @@ impl OwnedTable {
         Self { table, owner: None }
     }
 
-    /// Holds this; none if it is empty.
+    /// Resolves when it is gone though nobody here let go of it, and may be held again; at most once a [`RETRY_PAUSE`]. May be given up and called again.
+    pub(crate) async fn lost(&self) {
+        match &self.owner {
+            Some(owner) => owner.ended().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Holds this; none if it is empty. Needs a tokio runtime.
     pub(crate) fn hold(&mut self, text: &str) {
         if self.owner.as_mut().is_some_and(|owner| owner.holds(text)) {
             return;
@@ -191,8 +201,11 @@ impl OwnedTable {
 #[derive(Debug)]
 struct Owner {
     nft: Child,
-    /// What it reads: when that ends, so does it.
-    _lines: Option<ChildStdin>,
+    /// What it reads and what it writes to: when the one ends, so does it, and without a reader of the other it would be ended by SIGPIPE.
+    _pipes: Option<(ChildStdin, ChildStderr)>,
+    /// Readable when it has ended (pidfd_open(2)). Without a descriptor to wait for nobody notices until the table is to be held again.
+    end: Option<AsyncFd<OwnedFd>>,
+    since: Instant,
     text: String,
 }
 
@@ -210,17 +223,19 @@ impl Owner {
             .spawn()?;
         let pipes = nft.stdin.take().zip(nft.stderr.take());
         let mut owner = Self {
+            end: watch_end(&nft),
             nft,
-            _lines: None,
+            _pipes: None,
+            since: Instant::now(),
             text: text.to_owned(),
         };
-        let (mut lines, complaints) = pipes.ok_or(io::ErrorKind::BrokenPipe)?;
+        let (mut lines, mut complaints) = pipes.ok_or(io::ErrorKind::BrokenPipe)?;
         // One command a line. That there is no such table as the second line wants is said when the first one is done.
         let both = format!("table inet {table} {{ {text} }}\nlist table inet {DONE}\n");
         lines.write_all(both.as_bytes())?;
-        owner._lines = Some(lines);
-        let mut complaints = BufReader::new(complaints).lines();
-        complaints.find(|line| line.as_ref().map_or(true, |line| line.contains(DONE)));
+        let mut said = BufReader::new(&mut complaints).lines();
+        said.find(|line| line.as_ref().map_or(true, |line| line.contains(DONE)));
+        owner._pipes = Some((lines, complaints));
         list(table)?;
         Ok(owner)
     }
@@ -228,6 +243,23 @@ impl Owner {
     fn holds(&mut self, text: &str) -> bool {
         self.text == text && matches!(self.nft.try_wait(), Ok(None))
     }
+
+    async fn ended(&self) {
+        match &self.end {
+            Some(end) => drop(end.readable().await),
+            None => std::future::pending().await,
+        }
+        sleep_until(self.since + RETRY_PAUSE).await;
+    }
+}
+
+fn watch_end(program: &Child) -> Option<AsyncFd<OwnedFd>> {
+    let number = i32::try_from(program.id()).ok().and_then(Pid::from_raw)?;
+    let end = pidfd_open(number, PidfdFlags::empty()).ok()?;
+    #[expect(unsafe_code, reason = "tokio cannot know who closes a descriptor")]
+    // SAFETY: it is open, and is closed by nobody but the AsyncFd that owns it.
+    let end = unsafe { AsyncFd::register_with_interest(end, Interest::READABLE) };
+    end.ok()
 }
 
 impl Drop for Owner {

@@ -199,6 +199,11 @@ impl<'a> Session<'a> {
                     self.look_at_firewall().await;
                     Found::All
                 }
+                () = self.taken.machine().firewall_copy_lost() => {
+                    warn!("somebody ended the nft that holds the firewall's copy: it is made again");
+                    self.make_firewall_again().await;
+                    Found::All
+                }
                 () = watch::changed(&mut self.files) => {
                     self.take_names_again().await;
                     Found::All
@@ -325,6 +330,10 @@ impl<'a> Session<'a> {
             return;
         }
         warn!("somebody removed or changed the firewall: it is made again");
+        self.make_firewall_again().await;
+    }
+
+    async fn make_firewall_again(&mut self) {
         let complaints = self.taken.block_again().await;
         complaints.iter().for_each(|complaint| warn!("{complaint}"));
         if let (false, Some(firewall)) = (complaints.is_empty(), &mut self.firewall) {
