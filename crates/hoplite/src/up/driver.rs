@@ -4,10 +4,11 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
+    mem::MaybeUninit,
     net::{IpAddr, SocketAddr},
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     time::Duration,
 };
 
@@ -413,16 +414,34 @@ pub(crate) fn program(program: &str) -> io::Result<Command> {
     Ok(bare(&installed(program)?))
 }
 
-/// A program of the system that ignores SIGTERM, which every process gets at once when the machine is shut down: what holds the firewall, or makes it
-/// again, ends when we want it to, with its input or by SIGKILL.
-pub(super) fn program_ignoring_sigterm(program: &str) -> io::Result<Command> {
-    let path = installed(program)?;
-    let mut command = bare(&installed("sh")?);
-    // What a process ignores, the program that it becomes ignores as well (execve(2)).
-    command
-        .args(["-c", "trap '' TERM; exec \"$0\" \"$@\""])
-        .arg(path);
-    Ok(command)
+/// Starts it so that SIGTERM never reaches it: every process gets that one at once when the machine is shut down, and what holds the firewall, or makes
+/// it again, ends when we want it to, with its input or by SIGKILL. From its first instruction on, for it begins with our mask of signals (sigprocmask(2)).
+pub(super) fn spawn_without_sigterm(command: &mut Command) -> io::Result<Child> {
+    let mut signals = MaybeUninit::uninit();
+    #[expect(unsafe_code, reason = "rustix has no sets of signals yet")]
+    // SAFETY: the first call makes the set that the second one adds to.
+    let signals = unsafe {
+        libc::sigemptyset(signals.as_mut_ptr());
+        libc::sigaddset(signals.as_mut_ptr(), libc::SIGTERM);
+        signals.assume_init()
+    };
+    let former = mask(libc::SIG_BLOCK, &signals)?;
+    let child = command.spawn();
+    mask(libc::SIG_SETMASK, &former)?;
+    child
+}
+
+/// Changes which signals this thread puts off; those that it did before.
+fn mask(how: libc::c_int, signals: &libc::sigset_t) -> io::Result<libc::sigset_t> {
+    let mut former = MaybeUninit::uninit();
+    #[expect(unsafe_code, reason = "rustix has no sets of signals yet")]
+    // SAFETY: it reads a whole set, and the other one is read only after it was written.
+    unsafe {
+        match libc::pthread_sigmask(how, signals, former.as_mut_ptr()) {
+            0 => Ok(former.assume_init()),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
 }
 
 fn installed(program: &str) -> io::Result<PathBuf> {
@@ -440,7 +459,7 @@ fn bare(path: &Path) -> Command {
 
 /// Runs it to its end with `input`; its output, or the first line of what it complained of.
 pub(crate) fn run_program(program: &str, arguments: &[&str], input: &str) -> io::Result<String> {
-    let output = spawn_and_feed(program_ignoring_sigterm(program)?.args(arguments), input)?;
+    let output = feed(self::program(program)?.args(arguments), input)?;
     if output.status.success() {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     } else {
@@ -454,12 +473,12 @@ pub(crate) fn run_program(program: &str, arguments: &[&str], input: &str) -> io:
 }
 
 /// What is fed fits the pipe or is read: none of them writes before it has read all.
-fn spawn_and_feed(command: &mut Command, input: &str) -> io::Result<Output> {
-    let mut child = command
+fn feed(command: &mut Command, input: &str) -> io::Result<Output> {
+    command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
+        .stderr(Stdio::piped());
+    let mut child = spawn_without_sigterm(command)?;
     if let Some(mut stdin) = child.stdin.take() {
         match stdin.write_all(input.as_bytes()) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
@@ -669,12 +688,15 @@ mod child_tests {
 
     #[test]
     fn a_program_goes_on_when_it_is_told_to_end_and_ends_with_its_input() {
-        let mut child = program_ignoring_sigterm("cat")
-            .expect("there")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("starts");
+        let mut cat = program("cat").expect("there");
+        cat.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = spawn_without_sigterm(&mut cat).expect("starts");
+        let pid = rustix::process::Pid::from_child(&child);
+        let tell_to_end = || {
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+        };
+        // It may not have come to its own program yet.
+        tell_to_end();
         let (mut input, mut output) = child
             .stdin
             .take()
@@ -687,8 +709,7 @@ mod child_tests {
             assert_eq!(heard, line);
         };
         echo(b"before");
-        let pid = rustix::process::Pid::from_child(&child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+        tell_to_end();
         echo(b"after");
         drop(input);
         assert!(child.wait().expect("ours").success());

@@ -211,16 +211,16 @@ struct Owner {
 
 impl Owner {
     fn new(table: &str, text: &str) -> io::Result<Self> {
-        let mut nft = driver::program_ignoring_sigterm("nft")?
-            .arg("--interactive")
+        let mut nft = driver::program("nft")?;
+        nft.arg("--interactive")
             // It keeps a history of its lines there, if it can.
             .env("HOME", "/dev/null")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             // A signal from the terminal is for us.
-            .process_group(0)
-            .spawn()?;
+            .process_group(0);
+        let mut nft = driver::spawn_without_sigterm(&mut nft)?;
         let pipes = nft.stdin.take().zip(nft.stderr.take());
         let mut owner = Self {
             end: watch_end(&nft),
