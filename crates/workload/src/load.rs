@@ -9,7 +9,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::datagrams;
@@ -18,6 +18,8 @@ use crate::datagrams;
 
 /// Send until the connection ends.
 pub const DOWNLOAD: u8 = b'D';
+/// Send [`PIECE`] bytes each [`PAUSE`] until the connection ends: 11 Mbit/s, packet by packet, as a line that people have brings a download.
+pub const PACED: u8 = b'P';
 /// Take until the connection ends.
 pub const UPLOAD: u8 = b'U';
 /// Answer one byte to each byte.
@@ -25,6 +27,12 @@ pub const ECHO: u8 = b'E';
 
 /// What is written and read at once, in bytes.
 pub const CHUNK: usize = 128 << 10;
+
+/// What is sent at once where it is paced, in bytes: a packet's worth.
+pub const PIECE: usize = 1_375;
+
+/// From one of those to the next.
+pub const PAUSE: Duration = Duration::from_millis(1);
 
 /// A running target.
 #[derive(Debug)]
@@ -91,6 +99,7 @@ fn converse(mut stream: TcpStream, taken: &Counter) -> io::Result<()> {
     stream.read_exact(&mut asked)?;
     match asked[0] {
         DOWNLOAD => send(&mut stream, &Stop::default()),
+        PACED => send_paced(&mut stream),
         UPLOAD => take(&mut stream, taken),
         _ => echo(&mut stream),
     }
@@ -103,6 +112,16 @@ pub fn send(stream: &mut TcpStream, stop: &Stop) -> io::Result<()> {
         stream.write_all(&content)?;
     }
     Ok(())
+}
+
+fn send_paced(stream: &mut TcpStream) -> io::Result<()> {
+    let piece = vec![0x5a; PIECE];
+    let mut due = Instant::now();
+    loop {
+        stream.write_all(&piece)?;
+        due += PAUSE;
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+    }
 }
 
 /// Takes until the peer ends.

@@ -146,7 +146,7 @@ impl Bench {
 
     /// Everything that goes through one chain.
     fn hops(&mut self, hops: u8, over: Over) -> Result<(), Failure> {
-        let wanted = [Case::Download, Case::Upload, Case::Ttfb];
+        let wanted = [Case::Download, Case::Upload, Case::Paced, Case::Ttfb];
         if !wanted.into_iter().any(|case| self.wants(case)) {
             return Ok(());
         }
@@ -159,6 +159,7 @@ impl Bench {
             for (case, way) in [
                 (Case::Download, cases::Way::Download),
                 (Case::Upload, cases::Way::Upload),
+                (Case::Paced, cases::Way::Paced),
             ] {
                 self.note(case, over, hops, streams, |bench| {
                     cases::stream_through(&chain, &bench.target, way, streams, window)

@@ -29,6 +29,8 @@ const WARM_UP: Duration = Duration::from_millis(500);
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Way {
     Download,
+    /// A download at the rate of a line that people have.
+    Paced,
     Upload,
 }
 
@@ -91,7 +93,7 @@ fn transfer(
     window: Duration,
 ) -> io::Result<Sample> {
     let counter = match way {
-        Way::Download => Counter::default(),
+        Way::Download | Way::Paced => Counter::default(),
         Way::Upload => target.taken().clone(),
     };
     let flows: Vec<Flow> = (0..streams)
@@ -113,12 +115,13 @@ impl Flow {
     fn start(mut stream: TcpStream, way: Way, counter: &Counter) -> io::Result<Self> {
         stream.write_all(&[match way {
             Way::Download => load::DOWNLOAD,
+            Way::Paced => load::PACED,
             Way::Upload => load::UPLOAD,
         }])?;
         let (mut working, counter) = (stream.try_clone()?, counter.clone());
         let worker = Worker::start(move |stop| {
             drop(match way {
-                Way::Download => load::take(&mut working, &counter),
+                Way::Download | Way::Paced => load::take(&mut working, &counter),
                 Way::Upload => load::send(&mut working, stop),
             });
         })?;

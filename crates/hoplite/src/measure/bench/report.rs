@@ -318,6 +318,8 @@ pub(crate) enum Case {
     Download,
     /// To the target.
     Upload,
+    /// From the target, at 11 Mbit/s for each stream, packet by packet.
+    Paced,
     /// A flood of 1200-byte datagrams.
     Datagram1200,
     /// A flood of 1200-byte packets of a QUIC connection, which the relay may forward.
