@@ -92,6 +92,9 @@ pub enum H3Error {
     /// The peer does not offer this at all.
     #[error("the peer does not support {0}")]
     Unsupported(&'static str),
+    /// Nobody here has read the stream for long, while what it held kept the connection's others from going on.
+    #[error("nobody read the stream while it kept others from going on, so that it was given up")]
+    GivenUp,
     /// This end has already finished or reset the stream.
     #[error("the stream is already closed")]
     Closed,
@@ -102,6 +105,7 @@ impl From<quic::ReadError> for H3Error {
         match error {
             quic::ReadError::Reset(code) => Self::Reset(Code(code.into_inner())),
             quic::ReadError::ConnectionLost(error) => Self::Lost(error),
+            quic::ReadError::GivenUp => Self::GivenUp,
             _ => Self::Closed,
         }
     }
@@ -122,6 +126,7 @@ impl From<H3Error> for Error {
         let kind = match &error {
             H3Error::Reset(Code::CONNECT_ERROR) => ErrorKind::TargetFailed,
             H3Error::Unsupported(_) => ErrorKind::Unsupported,
+            H3Error::GivenUp => ErrorKind::TimedOut,
             _ => ErrorKind::PathFailed,
         };
         Self::new(kind, "carrying a flow over HTTP/3").caused_by(error)

@@ -52,7 +52,8 @@ pub struct Config {
     /// How many bytes of one stream the peer may send ahead of its reader, while the connection's window has room. It has an eighth more than is on its way,
     /// as the stack tells the peer of eighths; and while nobody reads the stream, so much of the connection's window is lost to the others.
     pub stream_window: u32,
-    /// How many bytes of all streams the peer may send ahead of their readers, at first: two hundred streams may stand still before the others have to.
+    /// How many bytes of all streams the peer may send ahead of their readers, at first: two hundred streams may stand still before
+    /// the others have to wait until those are given up.
     pub connection_window: u32,
     /// The same, at most: so wide it becomes with what moves, and where streams stand still, for the sake of the others. `None`: windows stay as they are.
     pub widest_window: Option<u64>,
@@ -149,16 +150,16 @@ impl Config {
         transport
     }
 
-    /// Has the windows of a connection that was made with this grow.
+    /// Has the windows of a connection that was made with this grow, as far as they may; and streams that nobody reads given up where there is no room for
+    /// the others.
     pub(crate) fn adapt_windows(&self, connection: &Connection) {
-        if let Some(widest) = self.widest_window {
-            let first = u64::from(self.connection_window);
-            let bounds = WindowBounds {
-                receive: (first, widest.max(first)),
-                send: SEND_WINDOW,
-            };
-            connection.adapt_windows(bounds, &self.window_budget);
-        }
+        let first = u64::from(self.connection_window);
+        let (widest, send) = match self.widest_window {
+            Some(widest) => (widest.max(first), SEND_WINDOW),
+            None => (first, (SEND_WINDOW.0, SEND_WINDOW.0)),
+        };
+        let receive = (first, widest);
+        connection.adapt_windows(WindowBounds { receive, send }, &self.window_budget);
     }
 
     /// The largest UDP payload of a link, in bytes.

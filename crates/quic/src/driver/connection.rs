@@ -2,7 +2,7 @@
 
 use std::{
     any::Any,
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     future::Future,
     mem,
@@ -29,7 +29,7 @@ use super::{
     RecvStream, SendStream, WindowBounds, WindowBudget,
     endpoint::Shared,
     now,
-    windows::{Heard, Windows},
+    windows::{Heard, Help, Windows},
 };
 use crate::congestion;
 
@@ -65,11 +65,24 @@ pub(super) struct State {
     /// When it is to be asked at the latest.
     pub(super) deadline: Option<Instant>,
     pub(super) readers: BTreeMap<StreamId, Waker>,
+    /// Streams that somebody may read, and those of them that were read since the peer has been blocked for good.
+    pub(super) receiving: BTreeSet<StreamId>,
+    read: BTreeSet<StreamId>,
+    /// How streams have ended whose readers have not asked since.
+    pub(super) ends: BTreeMap<StreamId, End>,
     pub(super) writers: BTreeMap<StreamId, Waker>,
     /// Who waits for the end of a stream.
     pub(super) stopped: BTreeMap<StreamId, Arc<Notify>>,
     /// Where windows grow with what moves.
     windows: Option<Box<Windows>>,
+}
+
+/// How a stream has ended that its reader has not asked since.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum End {
+    Finished,
+    Reset(VarInt),
+    GivenUp,
 }
 
 /// A packet that came for a connection.
@@ -105,21 +118,69 @@ impl State {
         let Some(windows) = &mut self.windows else {
             return;
         };
-        let frames = self.stack.stats().frame_rx;
+        let stats = self.stack.stats();
         let heard = Heard {
-            blocked: frames.data_blocked,
-            stream: frames.stream,
+            blocked: stats.frame_rx.data_blocked,
+            stream: stats.frame_rx.stream,
+            allowed: stats.frame_tx.max_data,
         };
-        if let Some(window) = windows.heard(heard, self.stack.rtt(), now) {
-            set_receive_window(&mut self.stack, window);
+        match windows.heard(heard, self.stack.rtt(), now) {
+            Some(Help::Wider(window)) => set_receive_window(&mut self.stack, window),
+            Some(Help::GiveUp) => self.give_up_unread(),
+            None if !windows.is_still() && !self.read.is_empty() => self.read.clear(),
+            None => {}
         }
     }
 
-    /// So many bytes were read. Whether the peer is to be told something.
-    pub(super) fn has_read(&mut self, bytes: usize) -> bool {
+    /// Gives up the oldest stream of which something waits that nobody takes, if another one waits for more: what it holds is everybody's again.
+    fn give_up_unread(&mut self) {
+        let waiting: Vec<StreamId> = self.readers.keys().copied().collect();
+        let mut waiting = waiting.into_iter().filter(|id| id.dir() == Dir::Bi);
+        if waiting.all(|id| self.waits_unread(id)) {
+            return;
+        }
+        let still: Vec<StreamId> = self.receiving.difference(&self.read).copied().collect();
+        let unread = still
+            .into_iter()
+            .find(|id| !self.ends.contains_key(id) && self.waits_unread(*id));
+        if let Some(id) = unread
+            && self.stack.recv_stream(id).stop(0_u32.into()).is_ok()
+        {
+            tracing::debug!("a stream that nobody reads kept others from going on: it is given up");
+            self.end_unasked(id, End::GivenUp);
+        }
+    }
+
+    /// Whether something of it has come that was not taken. Takes nothing but the end, which is kept for the reader.
+    fn waits_unread(&mut self, id: StreamId) -> bool {
+        let mut stream = self.stack.recv_stream(id);
+        let Ok(mut chunks) = stream.read(true) else {
+            return false;
+        };
+        let next = chunks.next(0);
+        let _nothing_taken = chunks.finalize();
+        match next {
+            Ok(Some(_)) => return true,
+            Ok(None) => self.end_unasked(id, End::Finished),
+            Err(quinn_proto::ReadError::Reset(code)) => self.end_unasked(id, End::Reset(code)),
+            Err(quinn_proto::ReadError::Blocked) => {}
+        }
+        false
+    }
+
+    fn end_unasked(&mut self, id: StreamId, end: End) {
+        self.ends.insert(id, end);
+        self.readers.remove(&id).into_iter().for_each(Waker::wake);
+    }
+
+    /// So many bytes were read of this stream. Whether the peer is to be told something.
+    pub(super) fn has_read(&mut self, id: StreamId, bytes: usize) -> bool {
         let Some(windows) = self.windows.as_mut().filter(|_| bytes > 0) else {
             return false;
         };
+        if windows.is_still() {
+            self.read.insert(id);
+        }
         let window = windows.read(bytes as u64, self.stack.rtt(), now());
         if let Some(window) = window {
             set_receive_window(&mut self.stack, window);
@@ -188,6 +249,9 @@ impl Inner {
                 is_blocked: false,
                 deadline: None,
                 readers: BTreeMap::new(),
+                receiving: BTreeSet::new(),
+                read: BTreeSet::new(),
+                ends: BTreeMap::new(),
                 writers: BTreeMap::new(),
                 stopped: BTreeMap::new(),
                 windows: None,

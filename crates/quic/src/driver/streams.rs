@@ -17,7 +17,7 @@ use tokio::{
     sync::Notify,
 };
 
-use super::connection::{Hold, State};
+use super::connection::{End, Hold, State};
 
 /// Why a stream takes no more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,6 +45,9 @@ pub enum ReadError {
     /// This end does not want it any more.
     #[error("closed stream")]
     ClosedStream,
+    /// Nobody has read it for long, while what it held kept the connection's other streams from going on.
+    #[error("given up: nobody read it while it kept others from going on")]
+    GivenUp,
 }
 
 /// Why not as much was read as was asked for.
@@ -92,7 +95,7 @@ impl From<ReadError> for io::Error {
     fn from(error: ReadError) -> Self {
         let kind = match error {
             ReadError::ConnectionLost(error) => return error.into(),
-            ReadError::Reset(_) => io::ErrorKind::ConnectionReset,
+            ReadError::Reset(_) | ReadError::GivenUp => io::ErrorKind::ConnectionReset,
             ReadError::ClosedStream => io::ErrorKind::NotConnected,
         };
         Self::new(kind, error)
@@ -379,6 +382,7 @@ enum Found {
 
 impl RecvStream {
     pub(super) fn new(hold: Hold, id: StreamId) -> Self {
+        hold.inner().state().receiving.insert(id);
         Self {
             hold,
             id,
@@ -411,6 +415,19 @@ impl RecvStream {
         }
         let inner = self.hold.inner();
         let mut state = inner.state();
+        match state.ends.get(&self.id).copied() {
+            None => {}
+            Some(End::Finished) => {
+                self.is_done = true;
+                return Poll::Ready(Ok(None));
+            }
+            Some(End::Reset(code)) => {
+                self.reset = Some(code);
+                self.is_done = true;
+                return Poll::Ready(Err(ReadError::Reset(code)));
+            }
+            Some(End::GivenUp) => return Poll::Ready(Err(ReadError::GivenUp)),
+        }
         let mut stream = state.stack.recv_stream(self.id);
         let mut chunks = match stream.read(ordered) {
             Ok(chunks) => Chunks { chunks, bytes: 0 },
@@ -420,7 +437,7 @@ impl RecvStream {
         };
         let found = take(&mut chunks, &mut taken);
         let (tells, bytes) = chunks.finalize();
-        if state.has_read(bytes) || tells {
+        if state.has_read(self.id, bytes) || tells {
             inner.wake(&mut state);
         }
         let any = any(&taken);
@@ -588,6 +605,11 @@ impl RecvStream {
     pub async fn received_reset(&mut self) -> Result<Option<VarInt>, ConnectionError> {
         poll_fn(|cx| {
             let mut state = self.hold.inner().state();
+            if let Some(End::Reset(code)) = state.ends.get(&self.id).copied() {
+                self.reset = Some(code);
+                self.is_done = true;
+                return Poll::Ready(Ok(Some(code)));
+            }
             match (
                 state.stack.recv_stream(self.id).received_reset(),
                 &state.error,
@@ -628,6 +650,8 @@ impl Drop for RecvStream {
         let inner = self.hold.inner();
         let mut state = inner.state();
         state.readers.remove(&self.id);
+        state.receiving.remove(&self.id);
+        state.ends.remove(&self.id);
         if state.error.is_some() || self.is_done {
             return;
         }

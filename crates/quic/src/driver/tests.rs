@@ -668,6 +668,60 @@ async fn a_stream_that_nobody_reads_does_not_stop_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn streams_that_nobody_reads_are_given_up_when_there_is_no_room_for_the_others() {
+    let world = World::with(Transport::Windows(4 << 20, 1 << 20));
+    let (_client, near, far, _) = long_fat_path(&world, true).await;
+    let download = async || {
+        let (mut asks, takes) = near.open_bi().await.unwrap();
+        asks.write_all(b"?").await.unwrap();
+        let (sends, _) = soon(far.accept_bi()).await.unwrap();
+        tokio::spawn(fill(sends));
+        (asks, takes)
+    };
+    // One that ends and one that is reset, whose ends nobody asks for until all is over.
+    let answer = async || {
+        let (mut asks, takes) = near.open_bi().await.unwrap();
+        asks.write_all(b"?").await.unwrap();
+        let (mut sends, _) = soon(far.accept_bi()).await.unwrap();
+        sends.write_all(b"!").await.unwrap();
+        (takes, sends)
+    };
+    let ((mut ended, mut ends), (mut reset, mut resets)) = (answer().await, answer().await);
+    soon(ended.read_exact(&mut [0])).await.unwrap();
+    ends.finish().unwrap();
+    resets.reset(7_u32.into()).unwrap();
+    let mut unread = Vec::new();
+    for _ in 0..20 {
+        unread.push(download().await);
+    }
+    // One that is slow, and is read.
+    let (_asks, mut slow) = download().await;
+    let reading = tokio::spawn(async move {
+        let mut buffer = vec![0; 1 << 10];
+        for _ in 0..30 {
+            sleep(Duration::from_secs(1)).await;
+            slow.read_exact(&mut buffer).await.unwrap();
+        }
+    });
+    sleep(Duration::from_secs(5)).await;
+    let (_asks, mut stream) = download().await;
+    let mut buffer = vec![0; 10 << 20];
+    soon(stream.read_exact(&mut buffer)).await.unwrap();
+    reading.await.unwrap();
+    let mut given_up = 0;
+    for (_asks, mut stream) in unread {
+        match soon(stream.read(&mut buffer)).await {
+            Err(crate::ReadError::GivenUp) => given_up += 1,
+            read => drop(read.unwrap().unwrap()),
+        }
+    }
+    assert!((1..20).contains(&given_up), "{given_up}");
+    assert_eq!(soon(ended.read(&mut buffer)).await, Ok(None));
+    let told = soon(reset.read(&mut buffer)).await;
+    assert_eq!(told, Err(crate::ReadError::Reset(7_u32.into())));
+}
+
+#[tokio::test(start_paused = true)]
 async fn readers_that_take_nothing_hold_no_more_than_windows_and_their_budget() {
     let world = World::with(WINDOWS);
     let (_client, near, far, budget) = long_fat_path(&world, true).await;

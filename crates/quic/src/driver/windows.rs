@@ -6,7 +6,8 @@
 //!
 //! **Who does not read**: the window is that of all streams of the connection, and a stream that nobody reads keeps its part of it. When the peer says
 //! that it may send nothing more (DATA_BLOCKED), nothing of a stream comes for a round trip, and nothing is read that would let it, the window is doubled,
-//! for the others. So a stream takes at most its own window from them, and all together the most that the connection may have.
+//! for the others. So a stream takes at most its own window from them, and all together the most that the connection may have. Where it cannot be wider
+//! for so long as [`STILL`], streams that nobody has read since are given up, one after the other, until the peer may go on.
 //!
 //! What is wider than at first comes out of a [`WindowBudget`]; without room there a window stays as it is.
 
@@ -25,6 +26,9 @@ const SWIFT: Duration = Duration::from_millis(2);
 const SLOW: Duration = Duration::from_secs(1);
 /// For how long a blocked peer is waited for at least: who reads may only be late.
 const LATE: Duration = Duration::from_millis(50);
+
+/// How long streams that nobody reads may keep others from going on.
+const STILL: Duration = Duration::from_secs(5);
 
 /// Between what windows are, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,15 +112,28 @@ pub(super) struct Windows {
     /// When the peer is blocked for good, if nothing comes until then; and what was read since it said that it is blocked.
     stuck: Option<Instant>,
     read_since_blocked: u64,
+    /// Since when it has been so, without room for a wider window.
+    still: Option<Instant>,
 }
 
-/// What has come of the peer, counted.
+/// What helps a peer that is blocked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Help {
+    /// The window is so wide from now on.
+    Wider(u64),
+    /// To give up a stream that nobody has read for long.
+    GiveUp,
+}
+
+/// What has come of the peer and was answered, counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Heard {
     /// DATA_BLOCKED frames.
     pub(super) blocked: u64,
     /// STREAM frames.
     pub(super) stream: u64,
+    /// What it was allowed, in MAX_DATA frames of ours.
+    pub(super) allowed: u64,
 }
 
 impl Windows {
@@ -132,7 +149,13 @@ impl Windows {
             heard: Heard::default(),
             stuck: None,
             read_since_blocked: 0,
+            still: None,
         }
+    }
+
+    /// Whether it matters who reads: the peer is blocked, without room for a wider window.
+    pub(super) fn is_still(&self) -> bool {
+        self.still.is_some()
     }
 
     /// So many bytes were read; a round trip took so long of late.
@@ -160,7 +183,7 @@ impl Windows {
         heard: Heard,
         round_trip: Duration,
         now: Instant,
-    ) -> Option<u64> {
+    ) -> Option<Help> {
         self.round_trip = self.round_trip.min(round_trip);
         let before = std::mem::replace(&mut self.heard, heard);
         let (says_so, goes_on) = (
@@ -171,13 +194,20 @@ impl Windows {
             self.read_since_blocked = 0;
         }
         // An eighth that was read lets the peer go on.
-        if self.read_since_blocked >= self.receive / 8 {
-            self.stuck = None;
+        if heard.allowed != before.allowed || self.read_since_blocked >= self.receive / 8 {
+            (self.stuck, self.still) = (None, None);
         } else if says_so || (goes_on && self.stuck.is_some()) {
             self.stuck = now.checked_add(round_trip.max(LATE));
         }
         self.stuck.take_if(|at| *at <= now)?;
-        self.widen()
+        if let Some(wider) = self.widen() {
+            self.still = None;
+            return Some(Help::Wider(wider));
+        }
+        let still = *self.still.get_or_insert(now);
+        let patient = still.checked_add(STILL).filter(|until| *until > now);
+        self.stuck = patient.or_else(|| now.checked_add(LATE));
+        patient.is_none().then_some(Help::GiveUp)
     }
 
     /// When [`Self::heard`] is to be asked even if nothing comes.
@@ -276,22 +306,55 @@ mod tests {
         let (rtt, now) = (Duration::from_millis(100), Instant::now());
         let mut windows = Windows::new(BOUNDS, WindowBudget::new(1 << 30), now);
         let mut heard = |blocked, stream, trips| {
-            windows.heard(Heard { blocked, stream }, rtt, now + trips * rtt)
+            windows.heard(
+                Heard {
+                    blocked,
+                    stream,
+                    allowed: 0,
+                },
+                rtt,
+                now + trips * rtt,
+            )
         };
         assert_eq!(heard(1, 9, 0), None, "it may be about to be read");
-        assert_eq!(heard(1, 9, 1), Some(2 * MB));
+        assert_eq!(heard(1, 9, 1), Some(Help::Wider(2 * MB)));
         assert_eq!(heard(1, 9, 9), None, "nothing was said since");
         assert_eq!(heard(2, 9, 10), None);
         assert_eq!(heard(2, 10, 11), None, "something came");
-        assert_eq!(heard(2, 10, 12), Some(4 * MB));
+        assert_eq!(heard(2, 10, 12), Some(Help::Wider(4 * MB)));
         assert_eq!(heard(3, 10, 13), None);
         windows.read(MB, rtt, now + 13 * rtt);
         let later = now + 14 * rtt;
         let heard = Heard {
+            allowed: 0,
             blocked: 3,
             stream: 10,
         };
         assert_eq!(windows.heard(heard, rtt, later), None, "something was read");
+    }
+
+    #[test]
+    fn without_room_streams_that_nobody_reads_are_given_up_one_by_one_until_the_peer_may_go_on() {
+        let (rtt, began) = (Duration::from_millis(100), Instant::now());
+        let mut windows = Windows::new(BOUNDS, WindowBudget::new(0), began);
+        let mut heard = |allowed, after: Duration| {
+            let heard = Heard {
+                blocked: 1,
+                stream: 9,
+                allowed,
+            };
+            windows.heard(heard, rtt, began + after)
+        };
+        let blocked = rtt;
+        assert_eq!(heard(0, Duration::ZERO), None);
+        assert_eq!(heard(0, blocked), None, "they may be read yet");
+        assert_eq!(heard(0, blocked + STILL - rtt), None);
+        for n in 0..3 {
+            assert_eq!(heard(0, blocked + STILL + n * LATE), Some(Help::GiveUp));
+            assert_eq!(heard(0, blocked + STILL + n * LATE), None, "not at once");
+        }
+        assert_eq!(heard(1, blocked + STILL + 3 * LATE), None);
+        assert!(!windows.is_still());
     }
 
     #[test]
@@ -304,6 +367,7 @@ mod tests {
         for times in 1..9 {
             for windows in &mut all {
                 let heard = Heard {
+                    allowed: 0,
                     blocked: times,
                     stream: 0,
                 };

@@ -35,6 +35,15 @@ struct Bench {
 
 impl Bench {
     async fn new() -> Self {
+        // Each flow that begins waits for the one before it to be known as standing still; a busy machine takes its time for that.
+        Self::with(Config {
+            open_limit: Duration::from_secs(240),
+            ..Config::default()
+        })
+        .await
+    }
+
+    async fn with(config: Config) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
         let target = listener.local_addr().expect("bound").into();
         let moved = Arc::new(AtomicUsize::new(0));
@@ -44,11 +53,6 @@ impl Bench {
                 tokio::spawn(serve(stream, Arc::clone(&count)));
             }
         });
-        // Each flow that begins waits for the one before it to be known as standing still; a busy machine takes its time for that.
-        let config = Config {
-            open_limit: Duration::from_secs(240),
-            ..Config::default()
-        };
         let (path, relays) = build(2, &direct(), config);
         Self {
             path,
@@ -116,6 +120,27 @@ async fn programs_that_do_not_read_leave_room_for_others() {
         standing.push(bench.open(b't').await);
     }
     bench.stands_still().await;
+    bench.another_flow_goes_on().await;
+}
+
+/// They would keep all others from going on for good.
+#[tokio::test]
+async fn programs_that_do_not_read_are_given_up_where_there_is_no_room_for_others() {
+    let mut config = Config::default();
+    config.link.connection_window = config.stream_window;
+    let bench = Bench::with(config).await;
+    let (mut first, _second) = (bench.open(b't').await, bench.open(b't').await);
+    let ends = async {
+        loop {
+            bench.stands_still().await;
+            bench.another_flow_goes_on().await;
+            // It may not have filled its window before, on a busy machine.
+            if let Err(error) = first.read_exact(&mut [0; 1 << 10]).await {
+                return error.kind();
+            }
+        }
+    };
+    assert_eq!(soon(ends).await, std::io::ErrorKind::TimedOut);
     bench.another_flow_goes_on().await;
 }
 
