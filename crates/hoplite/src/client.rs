@@ -32,6 +32,7 @@ pub(crate) use onion::{dialer_of_circuits, relay_of_list};
 use service::{Prepared, Running};
 
 mod by_name;
+mod control_socket;
 mod onion;
 pub(crate) mod service;
 mod service_directory;

@@ -115,9 +115,9 @@ fn start(mut vantage: Vantage) -> io::Result<thread::JoinHandle<io::Result<()>>>
 }
 
 async fn follow(file: &File, tracker: &Mutex<Tracker>, clock: &Clock) {
-    match file.subject.control {
-        Some(address) => {
-            control::follow(address, file.subject.cookie.as_deref(), tracker, || {
+    match &file.subject.control {
+        Some(control) => {
+            control::follow(control, file.subject.cookie.as_deref(), tracker, || {
                 clock.unix()
             })
             .await

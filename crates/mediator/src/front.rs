@@ -341,13 +341,14 @@ impl ProxyContext {
         terms.within(self.limits.open)
     }
 
-    /// Opens a TCP flow and counts how that went.
+    /// Opens a TCP flow for the program at this address and counts how that went.
     pub(crate) async fn open_stream(
         &self,
         target: &Target,
         isolation: Isolation,
+        program: Option<SocketAddr>,
     ) -> Result<Stream, Error> {
-        let terms = self.terms(isolation);
+        let terms = self.terms(isolation).for_program(program);
         let opening = self.overlay.open_stream(target, &terms);
         let opened = terms.run("opening a stream", opening).await;
         match &opened {

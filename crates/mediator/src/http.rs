@@ -10,6 +10,7 @@
 use std::{
     convert::Infallible,
     io,
+    net::SocketAddr,
     pin::Pin,
     sync::{
         Arc,
@@ -52,6 +53,8 @@ use crate::{
 /// What the requests of one connection share. They come one after the other: the locks are never waited for.
 struct Session {
     context: Arc<ProxyContext>,
+    /// Where the program is.
+    program: Option<SocketAddr>,
     /// The connection to the target of the last absolute-form request, for the next one.
     upstream: sync::Mutex<Option<Upstream>>,
     /// The flow that a CONNECT opened, until the connection is a tunnel.
@@ -64,6 +67,7 @@ struct Session {
 pub(crate) async fn serve(program: ProgramConnection, context: Arc<ProxyContext>) {
     let session = Arc::new(Session {
         context,
+        program: program.peer_addr().ok(),
         upstream: sync::Mutex::default(),
         tunnel: Mutex::default(),
         served: AtomicBool::new(false),
@@ -156,7 +160,8 @@ async fn connect(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, ProxyError> {
     let target = connect_target(&request)?;
-    let opening = session.context.open_stream(&target, isolation(&request));
+    let (isolation, program) = (isolation(&request), session.program);
+    let opening = session.context.open_stream(&target, isolation, program);
     let stream = opening.await.map_err(ProxyError::Overlay)?;
     let connection = hyper::upgrade::on(request);
     session.put_tunnel(Tunnel { stream, connection });
@@ -264,7 +269,7 @@ async fn send_upstream(
         return Ok(response);
     }
     *slot = None;
-    let upstream = slot.insert(Upstream::open(&session.context, target, isolation).await?);
+    let upstream = slot.insert(Upstream::open(session, target, isolation).await?);
     upstream.send(request).await
 }
 
@@ -298,11 +303,12 @@ struct Upstream {
 impl Upstream {
     /// Connects.
     async fn open(
-        context: &ProxyContext,
+        session: &Session,
         target: Target,
         isolation: Isolation,
     ) -> Result<Self, ProxyError> {
-        let opening = context.open_stream(&target, isolation.clone());
+        let context = &session.context;
+        let opening = context.open_stream(&target, isolation.clone(), session.program);
         let stream = opening.await.map_err(ProxyError::Overlay)?;
         let counters = Arc::clone(&context.counters);
         let io = TokioIo::new(CountedStream { stream, counters });

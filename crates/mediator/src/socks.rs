@@ -151,8 +151,9 @@ async fn open(
     isolation: Isolation,
     context: &ProxyContext,
 ) -> Option<Result<hoplite_overlay::Stream, Error>> {
+    let peer = program.peer_addr().ok();
     tokio::select! {
-        opened = context.open_stream(target, isolation) => Some(opened),
+        opened = context.open_stream(target, isolation, peer) => Some(opened),
         () = program.gone() => None,
     }
 }

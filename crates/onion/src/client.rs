@@ -21,16 +21,20 @@ use pool::{Need, Pool};
 pub use circuit::{Asks, ClientCircuit, Progress};
 pub use driver::BuiltCircuit;
 pub use driver::build;
+pub use events::{Event, EventKind, Events};
 pub use pool::OF_A_TOKEN;
 pub use times::BuildTimes;
 
 pub(crate) use circuit::INCREMENTS;
 pub(crate) use conversation::{Conversation, Heard};
 pub(crate) use driver::{Builder, LastRelay};
+pub(crate) use events::StreamEvents;
 
 mod circuit;
+pub mod control;
 mod conversation;
 mod driver;
+mod events;
 mod pool;
 mod times;
 
@@ -79,6 +83,8 @@ pub struct Config {
     /// A directory of keys of clients whom onion services have authorised (C tor's `*.auth_private`). Who makes the
     /// [`Descriptors`](crate::onion_service::Descriptors) obeys it.
     pub client_keys: Option<PathBuf>,
+    /// A Unix socket at which Tor's control protocol tells of circuits and streams. Who serves it opens `events`.
+    pub control: Option<PathBuf>,
     /// Bounds of reaching onion services. Who makes their [`Client`](crate::onion_service::Client) obeys it.
     pub services: ClientConfig,
     /// Bounds of looking for their descriptors. Who makes the [`Descriptors`](crate::onion_service::Descriptors) obeys it.
@@ -92,6 +98,9 @@ pub struct Config {
     /// Other bounds of one circuit than `streams` and `share`. No key.
     #[serde(skip)]
     pub limits: Limits,
+    /// What circuits and streams do goes there. No key.
+    #[serde(skip)]
+    pub events: Events,
     /// No key.
     #[serde(skip)]
     pub random: Randomness,
@@ -117,11 +126,13 @@ impl Default for Config {
             padding: PaddingMode::Auto,
             rival: None,
             client_keys: None,
+            control: None,
             services: ClientConfig::default(),
             descriptors: DescriptorsConfig::default(),
             dial: Duration::from_secs(15),
             least_build: Duration::from_millis(1500),
             limits,
+            events: Events::default(),
             random: Randomness::default(),
         }
     }
@@ -242,15 +253,17 @@ impl Onion {
     }
 
     async fn stream(&self, target: &Target, terms: &Terms) -> Result<Stream, Error> {
+        let events = self.0.config().events.stream(target, terms);
         let ask = |circuit: Arc<BuiltCircuit>| -> Opening<'_, Stream> {
+            let events = events.clone();
             Box::pin(async move {
-                let mut handle = begin(&circuit, target)?;
+                let mut handle = begin(&circuit, target, events)?;
                 poll_fn(|cx| handle.poll_said(cx)).await?;
                 Ok(Stream::new(handle))
             })
         };
-        self.attempt(&terms.isolation, Need::stream(target), ask)
-            .await
+        let opened = self.attempt(&terms.isolation, Need::stream(target), ask);
+        opened.await.inspect_err(|error| events.failed(error))
     }
 
     async fn datagrams(&self, target: &Target, terms: &Terms) -> Result<Box<dyn Datagrams>, Error> {
@@ -270,11 +283,16 @@ impl Onion {
 
     /// First data travel behind BEGIN ("optimistic data").
     async fn early(&self, target: &Target, terms: &Terms) -> Result<Stream, Error> {
+        let events = self.0.config().events.stream(target, terms);
         let ask = |circuit: Arc<BuiltCircuit>| -> Opening<'_, Stream> {
-            Box::pin(async move { Ok(Stream::early(begin(&circuit, target)?, terms.deadline)) })
+            let events = events.clone();
+            Box::pin(async move {
+                let handle = begin(&circuit, target, events)?;
+                Ok(Stream::early(handle, terms.deadline))
+            })
         };
-        self.attempt(&terms.isolation, Need::stream(target), ask)
-            .await
+        let opened = self.attempt(&terms.isolation, Need::stream(target), ask);
+        opened.await.inspect_err(|error| events.failed(error))
     }
 
     async fn addresses(&self, name: &str, terms: &Terms) -> Result<Vec<IpAddr>, Error> {
@@ -324,14 +342,15 @@ fn is_the_paths(error: &Error, building: bool) -> bool {
     }
 }
 
-fn begin(circuit: &BuiltCircuit, target: &Target) -> Result<Handle, Error> {
+fn begin(circuit: &BuiltCircuit, target: &Target, events: StreamEvents) -> Result<Handle, Error> {
     let flags = if circuit.half_close() {
         Flags::IPV6_OKAY.and(HALF_CLOSE)
     } else {
         Flags::IPV6_OKAY
     };
     let id = circuit.shared().lock().begin(target, flags)?;
-    Ok(Handle::new(circuit.shared(), id))
+    events.sent(circuit.id());
+    Ok(Handle::new(circuit.shared(), id).telling(events))
 }
 
 impl Overlay for Onion {

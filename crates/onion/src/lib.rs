@@ -26,7 +26,7 @@ pub mod relay;
 
 use std::fmt;
 
-pub use client::{Config, Onion};
+pub use client::{Config, Events, Onion};
 
 /// What fills padding and tells which cells leave room for it (proposal 289): the system's randomness, but in a simulator, where one seed shall give
 /// one result.

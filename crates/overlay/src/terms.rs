@@ -5,6 +5,7 @@ use std::{
     fmt,
     future::Future,
     hash::{Hash, Hasher},
+    net::SocketAddr,
     sync::Arc,
     time::Duration,
 };
@@ -27,6 +28,9 @@ pub struct Terms {
     pub deadline: Option<Instant>,
     /// See [`Self::early`].
     pub early: bool,
+    /// The address that a program on this device asks from, where it is known: for who tells the device's owner what becomes of the program's flow. It
+    /// goes nowhere else.
+    pub program: Option<SocketAddr>,
 }
 
 impl Isolation {
@@ -84,6 +88,12 @@ impl Terms {
     /// [`crate::Stream::is_answered`] tells. What was handed out is not tried again on another path. An overlay need not oblige.
     pub fn early(mut self, early: bool) -> Self {
         self.early = early;
+        self
+    }
+
+    /// The same terms, for a program at this address.
+    pub fn for_program(mut self, program: Option<SocketAddr>) -> Self {
+        self.program = program;
         self
     }
 

@@ -16,7 +16,7 @@ use hoplite_directory::{
     path_selection::{Network, NoPath, Position},
 };
 use hoplite_onion::{
-    Onion,
+    Events, Onion,
     channel::{Carriers, Dialer, Linked, Waiting},
     onion_service::{
         self, ClientKeys, Descriptors, DirectoryCircuits, Reach, ServiceDirectory, ServicesOverlay,
@@ -35,7 +35,10 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
-use super::{ClientOverlay, Underlay, service_directory::ListedHsDirs, tor_caches::TorCaches};
+use super::{
+    ClientOverlay, Underlay, control_socket::ControlSocket, service_directory::ListedHsDirs,
+    tor_caches::TorCaches,
+};
 use crate::{
     config::{self, client::Client},
     listed::{Listed, no_path},
@@ -59,6 +62,7 @@ pub(super) struct Circuits {
     channels: Channels,
     parts: Option<Arc<ServiceParts>>,
     services: Arc<ServicesOverlay>,
+    _control: Option<Arc<ControlSocket>>,
 }
 
 /// What onion services are reached and served with, where there is a list of relays.
@@ -100,7 +104,8 @@ pub(super) fn over_circuits(
     watch: Option<Arc<dyn Watch>>,
     underlay: &Underlay,
 ) -> Result<ClientOverlay, Failure> {
-    let file = &client.config.onion;
+    let (file, control) = followed(&client.config.onion)?;
+    let file = &file;
     let padding = padding_parameters(listed);
     let channels = Channels::new(dialer(client, watch, underlay, padding), |_| {});
     let linked = Linked::new(channels.clone(), carriers(client, listed));
@@ -132,6 +137,7 @@ pub(super) fn over_circuits(
         channels,
         parts: parts.map(Arc::new),
         services: Arc::clone(&services),
+        _control: control.map(Arc::new),
     };
     let overlay: Arc<dyn Overlay> = Arc::new(Telling::new(services));
     if let (Some(listed), Some(parts)) = (listed, circuits.service_parts()) {
@@ -139,6 +145,21 @@ pub(super) fn over_circuits(
         listed.keep(through, Arc::new(underlay.tunnels.clone()));
     }
     Ok(ClientOverlay::by_circuits(overlay, circuits))
+}
+
+/// The file's circuits, and the socket at which they can be followed if the file has one.
+fn followed(
+    file: &hoplite_onion::Config,
+) -> Result<(hoplite_onion::Config, Option<ControlSocket>), Failure> {
+    let mut file = file.clone();
+    let Some(path) = &file.control else {
+        return Ok((file, None));
+    };
+    let events = Events::open();
+    let control = ControlSocket::listen(path, events.clone())
+        .map_err(|error| Failure::file("listening at onion.control", path, &error))?;
+    file.events = events;
+    Ok((file, Some(control)))
 }
 
 /// What dials first relays for who builds circuits over paths of his own: a scanner.

@@ -87,6 +87,8 @@ pub(crate) fn read(document: &Document) -> Result<Client, Failure> {
         let file = issuer.token_file.as_ref();
         issuer.token_file = file.map(|file| super::beside(document.path(), file));
     }
+    let control = config.onion.control.as_ref();
+    config.onion.control = control.map(|socket| super::beside(document.path(), socket));
     let (token, relays) = with_tokens(&config, document, &mut complaints);
     let client_keys = client_keys(&config, document).unwrap_or_else(|complaint| {
         complaints.push(complaint);

@@ -954,7 +954,10 @@ fn the_example_of_circuits_is_right_and_its_comments_are_the_defaults() {
     };
     let plain = read(text);
     assert!(plain.is_onion() && plain.onion == hoplite_onion::Config::default());
-    let spelt_out = without(&uncommented(text), &["rsa", "protocols", "client_keys"]);
+    let spelt_out = without(
+        &uncommented(text),
+        &["rsa", "protocols", "client_keys", "control"],
+    );
     assert!(spelt_out.contains("\nahead = ") && spelt_out.contains("\nchannel = \"auto\""));
     assert_eq!(read(&spelt_out), plain);
 }

@@ -5,6 +5,7 @@ mod bound;
 mod cli;
 mod client;
 mod common;
+mod control_socket;
 mod demo;
 mod device;
 mod device_onion_services;

@@ -33,7 +33,7 @@ struct Relay {
 }
 
 /// Relays on loopback, the first hop first.
-struct World {
+pub(crate) struct World {
     directory: TempDir,
     relays: Vec<Relay>,
 }
@@ -85,7 +85,7 @@ impl Relay {
 }
 
 impl World {
-    fn new(relays: usize) -> Self {
+    pub(crate) fn new(relays: usize) -> Self {
         let directory = tempfile::tempdir().expect("directory");
         let relays = (1..=relays).map(|number| Relay::start(directory.path(), number));
         Self {
@@ -94,16 +94,25 @@ impl World {
         }
     }
 
+    /// Where the files are.
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
     /// A client whose path are all relays, with these lines in its file; its SOCKS port and its HTTP port.
-    fn client(&self, lines: &str) -> (Running, u16, u16) {
+    pub(crate) fn client(&self, lines: &str) -> (Running, u16, u16) {
+        let file = self.path().join("client.toml");
+        fs::write(&file, self.client_file(lines)).expect("written");
+        started(Running::start("client", &file))
+    }
+
+    /// The file of such a client.
+    pub(crate) fn client_file(&self, lines: &str) -> String {
         let names: Vec<_> = self.relays.iter().map(|relay| &relay.name).collect();
         let stanzas: String = self.relays.iter().map(Relay::stanza).collect();
-        let text = format!(
+        format!(
             "overlay = \"onion\"\npath = {names:?}\nsocks.listen = \"127.0.0.1:0\"\nhttp.listen = \"127.0.0.1:0\"\n{lines}\n{stanzas}"
-        );
-        let file = self.directory.path().join("client.toml");
-        fs::write(&file, text).expect("written");
-        started(Running::start("client", &file))
+        )
     }
 }
 

@@ -72,12 +72,43 @@ pub(crate) struct Subject {
     /// The program that opens this proxy, and its arguments; started again when it ends. Without it the proxy is there already.
     #[serde(default)]
     pub(crate) command: Vec<String>,
-    /// C tor's control port, for times of circuits and streams.
-    pub(crate) control: Option<SocketAddr>,
+    /// C tor's control port or a client's control socket, for times of circuits and streams.
+    pub(crate) control: Option<Control>,
     /// Its cookie, seen from the file's directory. Without one tor has to ask for no authentication.
     pub(crate) cookie: Option<PathBuf>,
     /// What figures are called.
     pub(crate) label: Option<String>,
+}
+
+/// Where Tor's control protocol is spoken.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) enum Control {
+    /// A port, C tor's `ControlPort`.
+    Port(SocketAddr),
+    /// A Unix socket, written `unix:PATH`: C tor's `ControlSocket`, `control` of Hoplite's circuits.
+    Socket(PathBuf),
+}
+
+impl TryFrom<String> for Control {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
+            return Ok(Self::Socket(path.into()));
+        }
+        let port = text.parse().map(Self::Port);
+        port.map_err(|_| "expected an address with its port, or unix: and the path of a socket")
+    }
+}
+
+impl Control {
+    fn beside(self, directory: &Path) -> Self {
+        match self {
+            Self::Socket(path) => Self::Socket(directory.join(path)),
+            port @ Self::Port(_) => port,
+        }
+    }
 }
 
 /// What is transferred, and how often.
@@ -189,7 +220,9 @@ impl File {
         let mut file = Self::parse(&path.display().to_string(), &text)?;
         let directory = path.parent().unwrap_or_else(|| Path::new(""));
         file.directory = directory.join(&file.directory);
-        file.subject.cookie = file.subject.cookie.map(|cookie| directory.join(cookie));
+        let subject = &mut file.subject;
+        subject.cookie = subject.cookie.take().map(|cookie| directory.join(cookie));
+        subject.control = subject.control.take().map(|it| it.beside(directory));
         Ok(file)
     }
 

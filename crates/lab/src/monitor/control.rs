@@ -1,5 +1,6 @@
-//! C tor's control port (control-spec, sections 3.1, 3.5 and 4.1.1 to 4.1.3): what its circuits and streams did and when, in the form that
-//! OnionPerf's analysis JSON has them in. A state machine that lines go into, and a driver that reads them.
+//! The control port of C tor, or the control socket of Hoplite's circuits, which speaks as much of its protocol (control-spec, sections 3.1, 3.5 and
+//! 4.1.1 to 4.1.3): what circuits and streams did and when, in the form that OnionPerf's analysis JSON has them in. A state machine that lines go into,
+//! and a driver that reads them.
 //!
 //! We do not keep what OnionPerf keeps of everybody: a system tor has other users. Of streams only those are told that began at a port of ours,
 //! and of circuits only those that carried one.
@@ -7,7 +8,6 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
-    net::SocketAddr,
     path::Path,
     time::Duration,
 };
@@ -15,10 +15,15 @@ use std::{
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::{
-    io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::TcpStream,
+    io::{
+        AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt,
+        BufReader, split,
+    },
+    net::{TcpStream, UnixStream},
     time::{sleep, timeout},
 };
+
+use super::config::Control;
 
 /// What is followed at once, circuits and streams each; the oldest make room.
 const FOLLOWED: usize = 1024;
@@ -292,16 +297,19 @@ fn note(events: &mut Vec<(String, f64)>, purpose: &str, status: &str, since: f64
 
 // The driver.
 
-/// Follows a tor for ever, and connects again when it is away. `now` is the time in seconds since 1970.
+/// Longer than that nobody takes to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Follows a subject for ever, and connects again when it is away. `now` is the time in seconds since 1970.
 pub(crate) async fn follow(
-    address: SocketAddr,
+    control: &Control,
     cookie: Option<&Path>,
     tracker: &Mutex<Tracker>,
     now: impl Fn() -> f64,
 ) {
     loop {
-        if let Err(why) = listen(address, cookie, tracker, &now).await {
-            tracing::warn!(%why, "tor's control port tells nothing: check subject.control and subject.cookie");
+        if let Err(why) = listen(control, cookie, tracker, &now).await {
+            tracing::warn!(%why, "nothing is told of circuits: check subject.control and subject.cookie");
         }
         // Another tor counts its circuits anew.
         tracker.lock().forget();
@@ -310,18 +318,35 @@ pub(crate) async fn follow(
 }
 
 async fn listen(
-    address: SocketAddr,
+    control: &Control,
     cookie: Option<&Path>,
     tracker: &Mutex<Tracker>,
     now: &impl Fn() -> f64,
 ) -> io::Result<()> {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the control port of the file is the only one that is asked"
-    )]
-    let connecting = TcpStream::connect(address);
-    let mut stream = timeout(Duration::from_secs(10), connecting).await??;
-    let (reading, mut writing) = stream.split();
+    match control {
+        Control::Port(address) => {
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "the control port of the file is the only one that is asked"
+            )]
+            let connecting = TcpStream::connect(address);
+            let stream = timeout(ANSWER_TIMEOUT, connecting).await??;
+            hear(stream, cookie, tracker, now).await
+        }
+        Control::Socket(path) => {
+            let stream = timeout(ANSWER_TIMEOUT, UnixStream::connect(path)).await??;
+            hear(stream, cookie, tracker, now).await
+        }
+    }
+}
+
+async fn hear(
+    stream: impl AsyncRead + AsyncWrite,
+    cookie: Option<&Path>,
+    tracker: &Mutex<Tracker>,
+    now: &impl Fn() -> f64,
+) -> io::Result<()> {
+    let (reading, mut writing) = split(stream);
     let mut reading = BufReader::new(reading);
     let cookie = cookie.map(std::fs::read).transpose()?.unwrap_or_default();
     // 32 bytes, as tor writes it; anything else is not sent to whoever listens there.
@@ -334,9 +359,9 @@ async fn listen(
         "SETEVENTS CIRC STREAM\r\n".to_owned(),
     ] {
         writing.write_all(command.as_bytes()).await?;
-        let answer = timeout(Duration::from_secs(10), next(&mut reading)).await??;
+        let answer = timeout(ANSWER_TIMEOUT, next(&mut reading)).await??;
         if answer != "250 OK" {
-            return Err(io::Error::other("tor refused"));
+            return Err(io::Error::other("it refused"));
         }
     }
     loop {

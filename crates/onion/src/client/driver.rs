@@ -25,6 +25,7 @@ use tokio::{
 use super::{
     Asks, BuildTimes, ClientCircuit, Config, Progress,
     conversation::{self, Conversation, Heard, Order, Talk},
+    events::{CircuitEvents, CircuitPurpose, Events},
 };
 use crate::{
     channel::{self, Channel, Dialer, Standing},
@@ -32,7 +33,7 @@ use crate::{
     endpoint::{Arrival, Endpoint, Role, io::Shared},
     failure,
     flow_control::{Control, Pressure},
-    path::{CircuitFate, CircuitUsage, Failed, Paths, Relay},
+    path::{CircuitFate, CircuitUsage, Failed, Paths, Relay, ServicePurpose},
 };
 
 /// Cells handled in one direction before the other has its turn, and how often before other tasks have theirs.
@@ -54,6 +55,8 @@ pub struct BuiltCircuit {
     /// Of the channels to the first relays.
     channels: Vec<Standing>,
     ended: Ended,
+    /// What events call it; of a set its first leg.
+    id: u64,
 }
 
 /// Where the streams are, as long as somebody opens some; while a set is being built, each of its legs has it.
@@ -108,6 +111,7 @@ struct Driver {
     /// With whoever talks to the last relay about an onion service.
     talk: Option<Talk>,
     fares: Fares,
+    events: CircuitEvents,
 }
 
 /// Tells whoever has chosen the relays how the circuit fares.
@@ -175,12 +179,13 @@ pub async fn build(
     path: Vec<Relay>,
     config: &Config,
 ) -> Result<BuiltCircuit, (Error, usize)> {
+    let events = config.events.circuit(CircuitPurpose::General);
     build_telling(
         channel,
         path,
         config,
         &Arc::default(),
-        Purpose::Streams,
+        (Purpose::Streams, events),
         None,
     )
     .await
@@ -192,7 +197,7 @@ async fn build_telling(
     path: Vec<Relay>,
     config: &Config,
     reached: &Arc<AtomicUsize>,
-    purpose: Purpose,
+    (purpose, events): (Purpose, CircuitEvents),
     paths: Option<Arc<dyn Paths>>,
 ) -> Result<BuiltCircuit, (Error, usize)> {
     let opened = channel.open().await;
@@ -227,7 +232,7 @@ async fn build_telling(
         }
     };
     let (tell, built) = oneshot::channel();
-    let machine = machine.leg(leg);
+    let (machine, id) = (machine.leg(leg), events.id());
     let driver = Driver {
         circuit: machine,
         channel: circuit,
@@ -245,8 +250,10 @@ async fn build_telling(
         ending: None,
         fares: Fares::new(paths, talk.is_some()),
         talk,
+        events,
     };
     let circuit = BuiltCircuit {
+        id,
         kept,
         built: Instant::now(),
         paths: vec![path],
@@ -265,6 +272,11 @@ impl BuiltCircuit {
     /// Where its streams are.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.kept.0
+    }
+
+    /// What events call it.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     /// When building it began.
@@ -353,6 +365,7 @@ impl Driver {
         let ours = given_up || !failure::is_of_others(&error);
         let end = (ours, Instant::now());
         self.fares.end(&self.circuit, &error, end);
+        self.events.end(&error, ours);
         if let Some(hop) = lost {
             error = failure::lost(&error, self.circuit.path(), hop);
         }
@@ -455,6 +468,7 @@ impl Driver {
             Progress::None => return Ok(()),
             Progress::Built => {
                 self.fares.tell(self.circuit.path(), CircuitFate::Built);
+                self.events.built();
                 if !self.links {
                     self.built.take().map(|built| built.send(Ok(())));
                 }
@@ -475,6 +489,7 @@ impl Driver {
             endpoint.link(self.leg, self.now).map_err(failure::broken)?;
         }
         if endpoint.is_linked(self.leg) {
+            self.events.linked();
             self.built.take().map(|built| built.send(Ok(())));
         }
         Ok(())
@@ -555,7 +570,9 @@ impl Driver {
             if was_built {
                 self.fares.answer(self.circuit.path());
             }
-            self.reached.store(self.circuit.hops().0, Relaxed);
+            let (reached, _) = self.circuit.hops();
+            self.reached.store(reached, Relaxed);
+            self.events.reached(self.circuit.path(), reached);
             if self.links && self.built.is_some() {
                 self.link(&progress, &mut endpoint)?;
             }
@@ -707,8 +724,8 @@ impl Builder {
     ) -> Result<BuiltCircuit, Error> {
         let path = self.paths.path(usage).await?;
         path.last().into_iter().for_each(chosen);
-        self.build_over(path, LastRelay::Ours, Purpose::Streams)
-            .await
+        let purpose = (Purpose::Streams, CircuitPurpose::General);
+        self.build_over(path, LastRelay::Ours, purpose).await
     }
 
     /// A Conflux set, if there are paths for one; else a circuit.
@@ -727,7 +744,10 @@ impl Builder {
         let limits = self.config.circuit();
         let endpoint = Endpoint::of_set(Side::Client, nonce, limits, self.config.random.0);
         let (kept, ended) = (Kept::new(endpoint), Ended::default());
-        let leg = || Purpose::Leg(Arc::clone(&kept), Arc::clone(&ended));
+        let leg = || {
+            let leg = Purpose::Leg(Arc::clone(&kept), Arc::clone(&ended));
+            (leg, CircuitPurpose::ConfluxUnlinked)
+        };
         let (one, other) = tokio::try_join!(
             self.build_over(one, LastRelay::Ours, leg()),
             self.build_over(other, LastRelay::Ours, leg()),
@@ -737,6 +757,11 @@ impl Builder {
             channels: [one.channels, other.channels].concat(),
             ..one
         })
+    }
+
+    /// Where it is told what circuits and streams do.
+    pub(crate) fn events(&self) -> &Events {
+        &self.config.events
     }
 
     /// Who chooses paths.
@@ -757,12 +782,14 @@ impl Builder {
         self: &Arc<Self>,
         path: Vec<Relay>,
         last: LastRelay,
+        purpose: ServicePurpose,
     ) -> Result<Conversation, Error> {
         let (listening, talk) = conversation::pair();
-        let purpose = match last {
+        let talks = match last {
             LastRelay::Ours | LastRelay::Strangers => Purpose::Talk(talk),
             LastRelay::ToCome => Purpose::Stem(talk),
         };
+        let purpose = (talks, CircuitPurpose::Service(purpose));
         let circuit = self.build_over(path, last, purpose).await?;
         listening.over(circuit).await
     }
@@ -775,18 +802,22 @@ impl Builder {
         self: &Arc<Self>,
         path: Vec<Relay>,
         last: LastRelay,
+        purpose: ServicePurpose,
     ) -> Result<BuiltCircuit, Error> {
-        self.build_over(path, last, Purpose::Streams).await
+        let purpose = (Purpose::Streams, CircuitPurpose::Service(purpose));
+        self.build_over(path, last, purpose).await
     }
 
     async fn build_over(
         self: &Arc<Self>,
         path: Vec<Relay>,
         last: LastRelay,
-        purpose: Purpose,
+        (purpose, told): (Purpose, CircuitPurpose),
     ) -> Result<BuiltCircuit, Error> {
-        let channel = self.dial(&path).await?;
-        let mut attempt = self.attempt(channel, path, last, purpose);
+        let mut events = self.config.events.circuit(told);
+        let dialled = self.dial(&path).await;
+        let channel = dialled.inspect_err(|error| events.end(error, false))?;
+        let mut attempt = self.attempt(channel, path, last, (purpose, events));
         let limit = self.state().times.limit();
         let built = timeout(limit, &mut attempt.building).await;
         let took = attempt.begun.elapsed();
@@ -835,7 +866,7 @@ impl Builder {
         channel: Arc<dyn Channel>,
         path: Vec<Relay>,
         last: LastRelay,
-        purpose: Purpose,
+        purpose: (Purpose, CircuitEvents),
     ) -> Attempt {
         let reached = Arc::<AtomicUsize>::default();
         let (over, config, told) = (path.clone(), self.config.clone(), Arc::clone(&reached));

@@ -29,7 +29,7 @@ use tokio::{
 };
 
 use super::{Asked, Broken, Endpoint, HALF_CLOSE, Role, stream::Answer, udp::UdpStream};
-use crate::failure;
+use crate::{client::StreamEvents, failure};
 
 /// A piece of this many bytes fills a cell of either version.
 const FILLS: usize = BODY - Format::V1.header(RelayCommand::DATA);
@@ -60,6 +60,8 @@ pub struct Handle {
     waits: Option<Pin<Box<Sleep>>>,
     /// When the last one that waited left.
     left: Option<Instant>,
+    /// What it tells, at the client's end.
+    events: StreamEvents,
 }
 
 impl Shared {
@@ -87,7 +89,14 @@ impl Handle {
             linger: None,
             waits: None,
             left: None,
+            events: StreamEvents::default(),
         }
+    }
+
+    /// Tells what becomes of it.
+    pub(crate) fn telling(mut self, events: StreamEvents) -> Self {
+        self.events = events;
+        self
     }
 
     /// Which stream it is.
@@ -103,7 +112,12 @@ impl Handle {
             return Poll::Ready(Err(failure::gone()));
         };
         match (stream.said(), closed) {
-            (Some(said), _) => Poll::Ready(said.clone()),
+            (Some(said), _) => {
+                if said.is_ok() {
+                    self.events.succeeded();
+                }
+                Poll::Ready(said.clone())
+            }
             (None, Some(error)) => Poll::Ready(Err(error)),
             (None, None) => {
                 stream.reader = Some(cx.waker().clone());
@@ -202,7 +216,11 @@ impl Handle {
 
 impl hoplite_overlay::PendingStream for Handle {
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        self.poll_said(cx).map_ok(drop)
+        let answer = self.poll_said(cx).map_ok(drop);
+        if let Poll::Ready(Err(error)) = &answer {
+            self.events.failed(error);
+        }
+        answer
     }
 }
 
@@ -272,7 +290,9 @@ impl AsyncWrite for Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.shared.lock().drop_stream(self.id);
+        let mut endpoint = self.shared.lock();
+        self.events.closed(endpoint.closed());
+        endpoint.drop_stream(self.id);
     }
 }
 

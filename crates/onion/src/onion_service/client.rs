@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     channel::Dialer,
-    client::{self, Builder, BuiltCircuit},
+    client::{self, Builder, BuiltCircuit, Events, StreamEvents},
     endpoint::{io::Handle, udp::UdpHandle},
     path::Paths,
 };
@@ -118,7 +118,13 @@ impl Client {
     ) -> Result<Stream, Error> {
         let newer = || ready(None);
         let circuit = self.reach(service, None, newer, terms).await?;
-        self.open_on(&circuit, port, terms).await
+        let events = StreamEvents::default();
+        self.open_on(&circuit, port, terms, &events).await
+    }
+
+    /// Where it is told what streams do.
+    pub(super) fn events(&self) -> &Events {
+        self.reaching.events()
     }
 
     /// How many circuits to services stand now.
@@ -168,8 +174,9 @@ impl Client {
         (service, circuit): (&[u8; 32], &Arc<BuiltCircuit>),
         port: u16,
         terms: &Terms,
+        events: &StreamEvents,
     ) -> Result<Option<Stream>, Error> {
-        let opening = self.open_on(circuit, port, terms);
+        let opening = self.open_on(circuit, port, terms, events);
         if let Ok(opened) = timeout(self.config.silent, opening).await {
             return opened.map(Some);
         }
@@ -196,10 +203,12 @@ impl Client {
         circuit: &BuiltCircuit,
         port: u16,
         terms: &Terms,
+        events: &StreamEvents,
     ) -> Result<Stream, Error> {
         let opening = async {
             let id = circuit.shared().lock().begin_port(port)?;
-            let mut handle = Handle::new(circuit.shared(), id);
+            events.sent(circuit.id());
+            let mut handle = Handle::new(circuit.shared(), id).telling(events.clone());
             if terms.early {
                 return Ok(Stream::early(handle, terms.deadline));
             }

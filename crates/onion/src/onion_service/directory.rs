@@ -92,8 +92,8 @@ impl DirectoryCircuits {
         let end = ServiceEnd::Given(relay);
         let path = self.0.paths().service_path(purpose, end).await?;
         // Whose descriptor it is decides which relay is asked: a stranger's choice.
-        let circuit = self.0.build_to(path, LastRelay::Strangers).await?;
-        let circuit = Arc::new(circuit);
+        let building = self.0.build_to(path, LastRelay::Strangers, purpose);
+        let circuit = Arc::new(building.await?);
         let id = circuit.shared().lock().begin_directory()?;
         let mut handle = Handle::new(circuit.shared(), id);
         poll_fn(|cx| handle.poll_said(cx)).await?;

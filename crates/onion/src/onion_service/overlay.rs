@@ -8,7 +8,7 @@ use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Str
 use hoplite_wire::{Host, Target, special};
 
 use super::{Client, Descriptors};
-use crate::client::BuiltCircuit;
+use crate::client::{BuiltCircuit, StreamEvents};
 
 /// What services are reached by.
 #[derive(Debug)]
@@ -38,15 +38,11 @@ impl ServicesOverlay {
         reach.map_or(0, |reach| reach.client.circuits())
     }
 
-    async fn open(&self, name: &str, port: u16, terms: &Terms) -> Result<Stream, Error> {
+    async fn open(&self, name: &str, target: &Target, terms: &Terms) -> Result<Stream, Error> {
         let (reach, address) = self.reach(name)?;
-        let circuit = reach.circuit(&address, terms).await?;
-        let opening = (reach.client).open_soon((address.key(), &circuit), port, terms);
-        if let Some(stream) = opening.await? {
-            return Ok(stream);
-        }
-        let circuit = reach.circuit(&address, terms).await?;
-        reach.client.open_on(&circuit, port, terms).await
+        let events = reach.client.events().stream(target, terms);
+        let opened = reach.open((&address, target.port), terms, &events);
+        opened.await.inspect_err(|error| events.failed(error))
     }
 
     async fn datagrams(
@@ -72,6 +68,22 @@ impl ServicesOverlay {
 }
 
 impl Reach {
+    async fn open(
+        &self,
+        (address, port): (&OnionAddress, u16),
+        terms: &Terms,
+        events: &StreamEvents,
+    ) -> Result<Stream, Error> {
+        let circuit = self.circuit(address, terms).await?;
+        let service = (address.key(), &circuit);
+        let opening = self.client.open_soon(service, port, terms, events);
+        if let Some(stream) = opening.await? {
+            return Ok(stream);
+        }
+        let circuit = self.circuit(address, terms).await?;
+        self.client.open_on(&circuit, port, terms, events).await
+    }
+
     async fn circuit(
         &self,
         address: &OnionAddress,
@@ -115,7 +127,7 @@ fn service_name(name: &str) -> Option<String> {
 impl Overlay for ServicesOverlay {
     fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
         match service_of(target) {
-            Some(name) => Box::pin(async move { self.open(&name, target.port, terms).await }),
+            Some(name) => Box::pin(async move { self.open(&name, target, terms).await }),
             None => self.below.open_stream(target, terms),
         }
     }

@@ -28,7 +28,7 @@ use tokio::{
 
 use super::{ClientConfig, IntroductionPoint, KnownService, shuffle};
 use crate::{
-    client::{Builder, BuiltCircuit, Conversation, Heard, INCREMENTS, LastRelay},
+    client::{Builder, BuiltCircuit, Conversation, Events, Heard, INCREMENTS, LastRelay},
     endpoint::Broken,
     failure,
     flow_control::Control,
@@ -108,6 +108,11 @@ impl Reaching {
             failures: Arc::default(),
             preparing: Arc::new(Semaphore::new(config.prepared)),
         }
+    }
+
+    /// Where it is told what circuits and streams do.
+    pub(super) fn events(&self) -> &Events {
+        self.builder.events()
     }
 
     /// Begins what does not depend on where a service is introduced. Nothing: too much is begun.
@@ -292,7 +297,7 @@ impl Reaching {
     ) -> Result<Conversation, Error> {
         let purpose = ServicePurpose::ClientIntroduction;
         let path = self.builder.paths().service_path(purpose, end).await?;
-        self.builder.converse(path, last).await
+        self.builder.converse(path, last, purpose).await
     }
 
     /// A circuit to a relay that is none of the introduction points, if the list has such a one, which waits there.
@@ -311,7 +316,8 @@ impl Reaching {
             }
         };
         let relay = path.last().cloned().ok_or_else(failure::late)?;
-        let mut conversation = self.builder.converse(path, LastRelay::Ours).await?;
+        let building = self.builder.converse(path, LastRelay::Ours, purpose);
+        let mut conversation = building.await?;
         let mut cookie = [0; COOKIE];
         crate::random(&mut cookie);
         let asked = conversation.say(RelayCommand::ESTABLISH_RENDEZVOUS, cookie.to_vec());

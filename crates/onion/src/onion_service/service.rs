@@ -536,7 +536,9 @@ impl Inner {
 
     /// Has the last relay of this path introduce the service.
     async fn establish(&self, point: &Point, path: Vec<Relay>) -> Result<Conversation, Error> {
-        let mut conversation = self.builder.converse(path, LastRelay::Ours).await?;
+        let purpose = ServicePurpose::ServiceIntroduction;
+        let building = self.builder.converse(path, LastRelay::Ours, purpose);
+        let mut conversation = building.await?;
         let rate = self.config.introductions;
         let message = introduction::establish(&point.auth, rate, conversation.nonce());
         let asked = conversation.say(RelayCommand::ESTABLISH_INTRO, message);
@@ -707,7 +709,8 @@ impl Inner {
             let built = async {
                 let (purpose, end) = (ServicePurpose::ServiceRendezvous, ServiceEnd::Given(relay));
                 let path = self.builder.paths().service_path(purpose, end).await?;
-                self.builder.converse(path, LastRelay::Strangers).await
+                let building = self.builder.converse(path, LastRelay::Strangers, purpose);
+                building.await
             };
             match built.await {
                 Ok(conversation) => return Ok(conversation),

@@ -4,6 +4,7 @@
 mod cgo;
 mod conflux;
 mod crowd;
+mod events;
 mod faults;
 mod hostile;
 mod liar;
