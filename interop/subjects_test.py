@@ -1,4 +1,4 @@
-"""Subjects of the lab whose programs nothing in CI brings: masque-go, sing-box, GotaTun, and C tor behind tun2proxy. Each whose program is there is run with everything
+"""Subjects of the lab whose programs nothing in CI brings: masque-go, sing-box, GotaTun, Arti, and C tor behind tun2proxy. Each whose program is there is run with everything
 that it carries; the lab itself sees that checksums are right and that no server sees the client's address.
 
 Only when it is named: `.ci/run subjects` builds the programs, by the commands that the subjects' files give, and runs it. Needs no root.
@@ -90,6 +90,7 @@ TRIED = {
     "sing-box, three hops": ("sing-box", relays(3), 'use = "sing-box"\nwith = { hops = 3 }', DOWNLOADS + DATAGRAMS),
     "GotaTun": ("gotatun", relays(1), 'use = "wireguard-go"\nwith = { daemon = "gotatun" }', DOWNLOADS + DATAGRAMS),
     "C tor behind a TUN": ("tun2proxy-bin", TOR, 'use = "tor"\nwith = { device = true, relays = 3 }', DOWNLOADS),
+    "Arti": ("arti", TOR, 'use = "tor"\nwith = { arti = true, relays = 3 }', DOWNLOADS),
 }
 
 
@@ -102,7 +103,7 @@ def install(program):
 
 def missing(program):
     """Why a subject cannot be tried here, if so."""
-    needs = [program, *(["tor", "tor-gencert"] if program == "tun2proxy-bin" else ["openssl"])]
+    needs = [program, *(["tor", "tor-gencert"] if program in ("tun2proxy-bin", "arti") else ["openssl"])]
     absent = next((name for name in needs if not shutil.which(name)), None)
     return absent and Missing(f"{absent} is not installed: {install(absent)}")
 
