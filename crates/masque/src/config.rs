@@ -60,8 +60,8 @@ pub struct Config {
     pub isolated_idle: Duration,
     /// Bytes of datagrams kept for a flow whose reader is slow; more are dropped, the newest first.
     pub datagram_queue: usize,
-    /// Bytes of one TCP flow that a relay may send ahead of the program that reads it, at most, and 64 KiB at least. Where it is wider than by default, QUIC has so many only
-    /// where as much moves.
+    /// Bytes of one TCP flow that a relay may send ahead of the program that reads it, at most, and 64 KiB at least. QUIC has more than 1.25 MB only where
+    /// as much moves.
     pub stream_window: u32,
     /// Bytes by which the windows of all connections to relays may be wider than at first; beyond it they stay as they are.
     pub window_memory: u64,
@@ -79,10 +79,11 @@ pub struct Config {
     pub spare_after: Duration,
 }
 
-/// What a relay may send ahead on one flow, in bytes: two hundred flows that nobody reads leave the connection room for others.
-const STREAM_WINDOW: u32 = 1_250_000;
-/// Where a flow may have more than that, what a connection has for all its flows at first and at most.
-const GROWING: (u32, Option<u64>) = (1_250_000, Some(256 << 20));
+/// What a relay may send ahead on one flow, in bytes: sixty flows that nobody reads leave the connection room for others.
+const STREAM_WINDOW: u32 = 4 << 20;
+/// What a connection has for all its flows at first, and at most. Where no flow may have more than at first, it has the most at once.
+const FIRST_WINDOW: u32 = 1_250_000;
+const WIDEST_WINDOW: u64 = 256 << 20;
 /// A narrower window would cost more packets than it saves memory.
 const LEAST_STREAM_WINDOW: u32 = 64 << 10;
 
@@ -143,8 +144,9 @@ impl Config {
             stream_window: self.stream_window.max(LEAST_STREAM_WINDOW),
             ..self.link.clone()
         };
-        if link.stream_window > STREAM_WINDOW {
-            (link.connection_window, link.widest_window) = GROWING;
+        if link.stream_window > FIRST_WINDOW {
+            link.connection_window = FIRST_WINDOW;
+            link.widest_window = Some(WIDEST_WINDOW);
         }
         link
     }

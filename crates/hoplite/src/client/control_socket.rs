@@ -1,4 +1,4 @@
-//! The socket at which whoever runs a client follows its circuits and streams ([onion] control): Tor's control protocol, of which
+//! The socket at which whoever runs a client follows its circuits and streams (`onion.control`): Tor's control protocol, of which
 //! [`control::Session`] is what we speak. It tells targets and programs' ports: only the user of this process, and root, may open it.
 
 use std::{

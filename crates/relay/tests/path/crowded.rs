@@ -126,9 +126,11 @@ async fn programs_that_do_not_read_leave_room_for_others() {
 /// They would keep all others from going on for good.
 #[tokio::test]
 async fn programs_that_do_not_read_are_given_up_where_there_is_no_room_for_others() {
-    let mut config = Config::default();
-    config.link.connection_window = config.stream_window;
-    let bench = Bench::with(config).await;
+    let bench = Bench::with(Config {
+        window_memory: 0,
+        ..Config::default()
+    })
+    .await;
     let (mut first, _second) = (bench.open(b't').await, bench.open(b't').await);
     let ends = async {
         loop {
