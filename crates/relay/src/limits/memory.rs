@@ -387,6 +387,9 @@ impl Books {
             size = *own;
             *owed = owed.saturating_sub(passed);
         });
+        // Bytes are counted in pieces, which may be many times a narrow window: so long half of it took.
+        let halves = passed / (size / 2).max(1);
+        let took = took / u32::try_from(halves.max(1)).unwrap_or(u32::MAX);
         let is_filled = way == Way::Up || moved.congestion_window > size / 2;
         let least = if way == Way::Up {
             INITIAL_WINDOWS.0
@@ -960,6 +963,28 @@ mod tests {
         assert_eq!(books.used, wide);
         books.taken(alice.id, now);
         assert_eq!(books.used, wide - down + INITIAL_WINDOWS.1);
+    }
+
+    #[test]
+    fn a_window_that_was_narrowed_for_rest_grows_again_where_bytes_are_counted_in_large_pieces() {
+        let (mut books, mut now) = (books(1 << 30), Instant::now());
+        let alice = enter(&mut books, ALICE, now);
+        books.rest(alice.id, now);
+        books.taken(alice.id, now);
+        let (piece, written) = (BUSY, &alice.tally.written);
+        for _ in 0..20 {
+            // A window each round trip.
+            let windows = u32::try_from(piece / alice.windows(&books).down).unwrap_or(1);
+            now += FAST * windows.max(1);
+            let moved = Moved {
+                bytes: written.fetch_add(piece, Relaxed) + piece,
+                round_trip: FAST,
+                congestion_window: 1 << 30,
+            };
+            books.moved(alice.id, Way::Down, moved, now);
+        }
+        let windows = alice.windows(&books);
+        assert!(windows.down > BUSY, "{windows:?}");
     }
 
     #[test]
