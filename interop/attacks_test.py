@@ -100,15 +100,15 @@ class Network(Lab):
     def few(self, name):
         return f"[limits]\nconnections = {PLACES}\nconnections_per_client = {PLACES // 16}\n" if name == FEW_PLACES else ""
 
-    def relay_again(self, name):
+    def relay_again(self, name, onion=""):
         self.running[name].stop(signal.SIGKILL)  # it would drain first
-        self.relay_starts(name, AUTHORITIES, self.few(name))
+        self.relay_starts(name, AUTHORITIES, self.few(name), onion=onion)
 
-    def relay_starts(self, name, authorities, more="", host=None):
+    def relay_starts(self, name, authorities, more="", host=None, onion=""):
         publish = quoted(self.directory(a) for a in authorities)
         path = self.folder / f"{name}.toml"
         path.write_text(f'name = "{name}"\nlisten = ["{self[host or name].v4}:{PORT}"]\nroles = ["ingress", "egress"]\nidentity = "{self.folder}/id-{name}"\n'
-                        f'[onion]\nenabled = true\nopen = true\n[auth]\nopen = true\n[egress]\nallow = ["10.77.0.0/16"]\n{more}'
+                        f'[onion]\nenabled = true\nopen = true\n{onion}[auth]\nopen = true\n[egress]\nallow = ["10.77.0.0/16"]\n{more}'
                         f'[metrics]\nlisten = "127.0.0.1:9090"\n'
                         f'[directory]\npublish = {publish}\noperator = "{name}"\nevery = 1\n{self.listing()}')
         self.start(name, HOPLITE, "relay", "--config", path, ready="the relay is up", host=host)
@@ -228,16 +228,17 @@ def told(times):
 
 
 class Part:
-    """An attack: how it starts, which process feels it (whose memory grows by so many MB at most), and what else is to be seen of it."""
+    """An attack: how it starts, which process feels it (whose memory grows by so many MB at most; `onion` are settings of it as a relay), and what
+    else is to be seen of it."""
 
-    def __init__(self, starts, *, feels="r1", path=("r1", "r2", "r3"), most_memory=250, also=None):
-        self.starts, self.feels, self.path, self.most_memory, self.also = starts, feels, path, most_memory, also
+    def __init__(self, starts, *, feels="r1", path=("r1", "r2", "r3"), most_memory=250, also=None, onion=""):
+        self.starts, self.feels, self.path, self.most_memory, self.also, self.onion = starts, feels, path, most_memory, also, onion
 
     def run(self, checks, net, name):
         others = None
         if self.feels in RELAYS:
             # What earlier attacks have left in its memory, and in its counters, is not this one's.
-            net.relay_again(self.feels)
+            net.relay_again(self.feels, self.onion)
         if self.path[0] != "r1":
             others = net.client(f"client-{name}", self.path, SOCKS + 1)
         warm = (net.fetch(f"warm{name}{n}", SOCKS + 1 if others else SOCKS) for n in range(FETCHES))
@@ -349,6 +350,25 @@ def no_stranger_listed(checks, net, name):
     checks.check(f"{name}: none of them is in the list", listed == 0, f"{listed} are")
 
 
+STALLED = 200  # circuits of each hostile host
+
+
+def stalls(net, _):
+    """Of 600 circuits nothing is taken: they hold what r2 may send to r1 ahead of readers, 256 MiB."""
+    running = [net.hostile(x, "r1", "stalls", "r2", "r3", f"{net['target'].v4}:80", "/bytes/300000", STALLED) for x in HOSTILE]
+    wait_for("circuits that stall", lambda: all(p.lines() and p.lines()[-1]["answered"] >= STALLED for p in running), 60)
+    return running
+
+
+def room_is_made(checks, net, name):
+    # More than is left of the channel's window.
+    ran = net["client"].call("curl", "-s", "-o", "/dev/null", "--max-time", 60, "--socks5-hostname", f"127.0.0.1:{SOCKS}", "--proxy-user", f"{name}:x",
+                             "-w", "%{size_download} %{time_total}", f"http://{net['target'].v4}/bytes/60000000")
+    checks.check(f"{name}: a download over the same relays goes on ({ran.stdout.decode()})", ran.returncode == 0, ran.stdout)
+    ended = net.metric("r1", 'onion_channel_faults_total{what="ended_for_room"}')
+    checks.check(f"{name}: r1 ends circuits that nobody reads ({ended:.0f})", ended > 100, ended)
+
+
 def cells(kind):
     return lambda net, _: [net.hostile("x1", f"r{n}", "cells", kind, 4) for n in (1, 2, 3)]
 
@@ -372,6 +392,8 @@ ATTACKS = {
     "cells-unknown": Part(cells("unknown")),
     "cells-garbage": Part(cells("garbage")),
     "cells-destroy": Part(cells("destroy")),
+    # By default `queued` would end some of them before they have all of the channel.
+    "stalls": Part(stalls, most_memory=500, also=room_is_made, onion="queued = 4294967296\n"),
     "initials": Part(lambda net, after: forged(net, after, "r1", 3000, FORGED, 60000), also=unproven),
     "initials-client": Part(lambda net, after: forged(net, after, "r1", 3000, net["client"].v4, 1), also=unproven),
     "idle2": Part(idle("idle2"), most_memory=900, also=held(12000)),

@@ -10,7 +10,7 @@
 
 use std::{
     sync::{
-        Arc, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
@@ -20,7 +20,7 @@ use std::{
 use hoplite_wire::cell;
 use parking_lot::Mutex;
 
-use super::{CircuitBacklog, Config, Count, queue::Watch};
+use super::{CircuitBacklog, Config, Count, Origin, queue::Watch};
 
 /// How often they are looked at.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -55,6 +55,8 @@ pub(super) struct Gauge {
     /// TLS: our queues, to the peer and from it; the first ends the circuit.
     queues: Option<[Watch; 2]>,
     kept: Arc<CircuitBacklog>,
+    /// On whose behalf it was begun here, if it was.
+    origin: OnceLock<Origin>,
     /// It was ended; whoever holds it, and is woken, drops it when he next asks.
     over: AtomicBool,
     holder: Mutex<Option<Waker>>,
@@ -70,6 +72,7 @@ impl Gauge {
             waits: AtomicUsize::new(0),
             queues: None,
             kept: Arc::default(),
+            origin: OnceLock::new(),
             over: AtomicBool::new(false),
             holder: Mutex::new(None),
         }
@@ -108,6 +111,29 @@ impl Gauge {
     /// Bytes that have moved in it so far.
     pub(super) fn moved(&self) -> u64 {
         self.measure().1
+    }
+
+    /// Cells that were read from QUIC, in bytes.
+    pub(super) fn has_read(&self) -> u64 {
+        self.moved[0].load(Relaxed)
+    }
+
+    /// It was begun here for somebody.
+    pub(super) fn is_for(&self, origin: &Origin) {
+        self.origin.get_or_init(|| origin.clone());
+    }
+
+    /// Who that is; of those that the peer began it is not known.
+    pub(super) fn asked_by(&self) -> Option<u64> {
+        self.origin.get().map(|origin| origin.who)
+    }
+
+    /// Ends the circuit and the end that faces whoever asked for it, whose holder may ask for nothing but that.
+    pub(super) fn end_whole(&self) {
+        self.end();
+        if let Some(origin) = self.origin.get() {
+            origin.circuit.end();
+        }
     }
 
     pub(super) fn end(&self) {
@@ -231,7 +257,7 @@ impl Entered {
             if total <= most / 100 * LOW_WATER_PERCENT {
                 return;
             }
-            gauge.end();
+            gauge.end_whole();
             ended.up();
             total = total.saturating_sub(bytes);
         }

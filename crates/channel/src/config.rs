@@ -39,7 +39,7 @@ pub struct Config {
     /// The default is what Tor's fixed window of 1,000 cells takes.
     pub window: u32,
     /// QUIC: how many bytes of all circuits together may wait on one channel, each way, whatever the number of circuits. Below it no circuit
-    /// takes another's; at it, they all wait for those that stand still.
+    /// takes another's; at it, those that nobody reads end after a second.
     pub windows: u64,
     /// QUIC: how many bytes of all circuits may wait on a channel to a peer that did not say who it is: it harms its own circuits alone.
     pub guest_windows: u64,
@@ -289,6 +289,8 @@ counts! {
     unanswered,
     /// Circuits that ended because too much waited in all circuits together, and in them for longest.
     ended_for_memory,
+    /// QUIC: circuits that ended because nobody read them, while the channel had no room for the others.
+    ended_for_room,
     /// Channels that ended because the peer took nothing.
     stuck,
     /// Channels that ended because the peer broke the protocol.
@@ -318,7 +320,12 @@ pub struct Count(AtomicU64);
 impl Count {
     /// One more.
     pub(super) fn up(&self) {
-        self.0.fetch_add(1, Relaxed);
+        self.add(1);
+    }
+
+    /// So many more.
+    pub(super) fn add(&self, more: u64) {
+        self.0.fetch_add(more, Relaxed);
     }
 
     /// How many there were.

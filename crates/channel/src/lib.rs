@@ -29,6 +29,7 @@ mod table;
 mod tests;
 mod tls;
 mod traffic;
+mod unread;
 
 use std::{
     fmt,
@@ -262,7 +263,7 @@ impl Channel {
         let share = self.0.shares.take(origin, usize::MAX, Instant::now());
         let share = share.ok_or(Closed::Full)?;
         let mut circuit = self.open().await?;
-        circuit.sender.hold(share);
+        circuit.sender.is_for(origin, share);
         Ok(circuit)
     }
 

@@ -15,7 +15,7 @@ use std::{
 use hoplite_wire::cell::{Cell, CircuitId, Command};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{CircuitBacklog, Handle, Hold, Share, budget::Gauge, ids::Ids, quic, tls};
+use super::{CircuitBacklog, Handle, Hold, Origin, Share, budget::Gauge, ids::Ids, quic, tls};
 
 /// Makes a queue of at most `bound` cells.
 pub(super) fn circuit_queue(bound: usize) -> (Tx, Rx) {
@@ -367,7 +367,9 @@ impl Sender {
         }
     }
 
-    pub(super) fn hold(&mut self, share: Share) {
+    /// It was begun for somebody, who has this share of the channel's circuits.
+    pub(super) fn is_for(&mut self, origin: &Origin, share: Share) {
+        self.place.gauge.is_for(origin);
         self.share = Some(share);
     }
 

@@ -4,7 +4,8 @@
 //! RFC 9000 §2, §4 (streams, flow control); tor-spec: "Cell Packet format".
 
 use std::{
-    future::poll_fn,
+    convert::Infallible,
+    future::{pending, poll_fn},
     mem,
     net::IpAddr,
     slice,
@@ -16,16 +17,17 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use hoplite_link::QuicLink;
 use hoplite_quic::{
-    Connection, ReadError, RecvStream, SendStream, VarInt, congestion,
+    Connection, ReadError, RecvStream, SendStream, VarInt, WhenBlocked, WindowBounds, WindowBudget,
+    congestion,
     liveness::{Pulse, Vigil},
 };
 use hoplite_wire::cell::{self, Cell, CircuitId, Command, Reader};
 use parking_lot::Mutex;
 use tokio::{
     runtime::Handle,
-    sync::mpsc,
+    sync::{Notify, mpsc},
     task::JoinSet,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use self::lanes::{Lanes, LanesIn, LanesOut};
@@ -38,6 +40,7 @@ use super::{
     queue::{Keeper, Place, Receiver, Sender, Sink, Source},
     tls::destroy,
     traffic::Flow,
+    unread::Readers,
 };
 
 mod lanes;
@@ -67,6 +70,9 @@ struct Shared {
     lanes: Option<Lanes>,
     /// Told when cells are sent on a connection that a relay dialled. One that we dialled has its own.
     pulse: Option<Arc<Pulse>>,
+    readers: Readers,
+    /// Told while the peer may send nothing more because of what nobody reads. A peer that nobody knows harms its own circuits alone.
+    is_blocked: Option<Arc<Notify>>,
 }
 
 /// What a channel keeps of it.
@@ -101,6 +107,8 @@ pub(super) fn start(
 ) -> (Transport, Hold) {
     let ending = Ending::new();
     let accepted = io.known && io.link.is_none();
+    widen(&io.connection, config, io.known);
+    let is_blocked = io.known.then(|| told_when_blocked(&io.connection, config));
     let hold = Hold::new(ending.clone(), io.link);
     let shared = Arc::new(Shared {
         connection: io.connection,
@@ -113,8 +121,9 @@ pub(super) fn start(
         padding: io.padding,
         lanes: (config.rival == Some(Rival::StreamPerStream)).then(Lanes::default),
         pulse: accepted.then(Pulse::new),
+        readers: Readers::default(),
+        is_blocked,
     });
-    widen(&shared.connection, config, io.known);
     if shared.lanes.is_some() {
         let connection = &shared.connection;
         connection.set_max_concurrent_uni_streams(lanes::MOST_LANES.into());
@@ -170,6 +179,19 @@ pub(super) fn widen(connection: &Connection, config: &Config, known: bool) {
     congestion::forgive(connection);
 }
 
+/// Has somebody told when the peer may send nothing more because of what nobody reads. Its windows stay as they are.
+fn told_when_blocked(connection: &Connection, config: &Config) -> Arc<Notify> {
+    let told = Arc::new(Notify::new());
+    let window = config.whole_window(true);
+    let bounds = WindowBounds {
+        receive: (window, window),
+        send: (window, window),
+    };
+    let when_blocked = WhenBlocked::Tell(Arc::clone(&told));
+    connection.adapt_windows(bounds, &WindowBudget::new(0), when_blocked);
+    told
+}
+
 impl Shared {
     /// A relay that dialled us and is gone is noticed while we send to it.
     fn watch(&self) {
@@ -219,6 +241,7 @@ impl Shared {
             lanes: lanes_out,
             _hold: hold.clone(),
         };
+        self.readers.enter(outbound.stream.id(), &gauge);
         let inbound = first.inbound(place.id, Arc::clone(&self.counts), gauge, lanes_in);
         Circuit {
             id: place.id,
@@ -320,12 +343,41 @@ async fn control(shared: Arc<Shared>, streams: (SendStream, RecvStream), mut rea
         why = shared.ending.wait() => why,
         _ = shared.connection.closed() => Why::Gone,
         why = pad(&mut send, &shared) => why,
+        never = make_room(&shared) => match never {},
     };
     if matches!(why, Why::Violation(_)) {
         shared.counts.violations.up();
     }
     shared.ending.end(why);
     shared.connection.close(0u32.into(), b"");
+}
+
+/// For so long circuits that nobody reads may keep others from going on.
+const UNREAD_FOR: Duration = Duration::from_secs(1);
+/// Whoever is told while the peer is blocked is told again within this time.
+const TOLD_AGAIN: Duration = Duration::from_millis(200);
+
+/// Ends circuits that nobody reads where they leave no room for the others.
+async fn make_room(shared: &Shared) -> Infallible {
+    let Some(is_blocked) = &shared.is_blocked else {
+        return pending().await;
+    };
+    loop {
+        is_blocked.notified().await;
+        let marks = shared.readers.marks();
+        sleep(UNREAD_FOR).await;
+        // What was told meanwhile may be over.
+        drop(timeout(Duration::ZERO, is_blocked.notified()).await);
+        if timeout(TOLD_AGAIN, is_blocked.notified()).await.is_err() {
+            continue;
+        }
+        let (each, whole) = (shared.config.window, shared.config.whole_window(true));
+        let unread = shared.connection.unread();
+        let ended = shared.readers.end(&unread, &marks, each.into(), whole);
+        shared.counts.ended_for_room.add(ended);
+
+        tracing::debug!(ended, "circuits that nobody read kept others from going on");
+    }
 }
 
 /// How a stream is reset for the reason of a DESTROY cell.

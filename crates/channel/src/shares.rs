@@ -76,7 +76,7 @@ impl Handle {
         self.0.upgrade().map_or(0, |gauge| gauge.moved())
     }
 
-    fn end(&self) {
+    pub(super) fn end(&self) {
         if let Some(gauge) = self.0.upgrade() {
             gauge.end();
         }

@@ -13,7 +13,7 @@ use hoplite_testing::{soon, until};
 use hoplite_wire::cell::Command;
 use tokio::{
     task::JoinSet,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use self::harness::{CLIENT, LATENCY, RELAY, World, cell, circuit, ed25519, recv, relay, send};
@@ -395,7 +395,7 @@ async fn who_was_dialled_gives_a_silent_relay_seconds_and_a_silent_client_more()
         let world = World::new(Config::default());
         let (near, far) = world.pair_as(us, How::Quic).await;
         let (_a, mut b) = circuit(&near, &far).await;
-        tokio::time::sleep(Duration::from_secs(10)).await;
+        sleep(Duration::from_secs(10)).await;
         world.network.set_fault(Fault::Silent);
         let begun = Instant::now();
         send(&mut b, Command::RELAY, 1).await;
@@ -411,7 +411,7 @@ async fn a_channel_that_rests_or_works_is_not_given_up() {
     let (near, far) = world.pair(How::Quic).await;
     let (mut a, mut b) = circuit(&near, &far).await;
     for pause in [0, 1, 3, 100, 0, 7, 40] {
-        tokio::time::sleep(Duration::from_secs(pause)).await;
+        sleep(Duration::from_secs(pause)).await;
         send(&mut b, Command::RELAY, 1).await;
         assert_eq!(recv(&mut a).await, (Command::RELAY, 1));
     }
@@ -461,7 +461,7 @@ async fn relieve(how: How) {
     for n in 0..200 {
         send(&mut moving.0, Command::RELAY, n).await;
         assert_eq!(recv(&mut moving.1).await, (Command::RELAY, n));
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        sleep(Duration::from_millis(50)).await;
     }
     let ended = world.there.ended_for_memory.get();
     assert!((1..=11).contains(&ended), "{how:?}: {ended}");
@@ -497,6 +497,52 @@ async fn when_too_much_waits_in_the_process_the_circuits_that_stand_still_end_ov
     relieve(How::Tls).await;
 }
 
+/// Whoever takes nothing of his circuits fills the window that is for all circuits of two relays, in either direction.
+#[tokio::test(start_paused = true)]
+async fn circuits_that_nobody_reads_end_where_they_leave_no_room_for_the_others() {
+    let config = Config {
+        window: 100_000,
+        windows: 1_000_000,
+        ..Config::default()
+    };
+    for dialled in [true, false] {
+        let world = World::new(config.clone());
+        let (near, far) = world.pair(How::Quic).await;
+        let (to, from) = if dialled {
+            (&near, &far)
+        } else {
+            (&far, &near)
+        };
+        let (mut reads, mut sends) = circuit(to, from).await;
+        let (mut holders, mut still) = (JoinSet::new(), Vec::new());
+        for _ in 0..12 {
+            let (mut reader, mut sender) = circuit(to, from).await;
+            while let Ok(Ok(())) = timeout(Duration::from_millis(200), sender.sender.ready()).await
+            {
+                sender.sender.send(cell(Command::RELAY, 0)).unwrap();
+            }
+            still.push(sender);
+            // Whoever holds it reads nothing of it, and hears that it is to end.
+            holders.spawn(async move {
+                while reader.sender.flush().await.is_ok() {
+                    sleep(Duration::from_millis(50)).await;
+                }
+                drop(reader);
+            });
+        }
+        for n in 0..500 {
+            send(&mut sends, Command::RELAY, n).await;
+            assert_eq!(recv(&mut reads).await, (Command::RELAY, n));
+        }
+        let counts = if dialled { &world.here } else { &world.there };
+        let ended = counts.ended_for_room.get();
+        assert!((9..=11).contains(&ended), "{ended}");
+        for _ in 0..ended {
+            soon(holders.join_next()).await.unwrap().unwrap();
+        }
+    }
+}
+
 /// Whoever holds the circuits keeps too much for them: what stands still longest ends first, and what moves goes on.
 #[tokio::test(start_paused = true)]
 async fn what_is_kept_for_circuits_counts_as_waiting_in_them() {
@@ -524,7 +570,7 @@ async fn what_is_kept_for_circuits_counts_as_waiting_in_them() {
             assert_eq!(recv(reader).await, (Command::RELAY, n));
             reader.sender.backlog().received.came(1000);
             reader.sender.backlog().received.left(1000);
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            sleep(Duration::from_millis(50)).await;
         }
         let mut ended = Vec::new();
         for (n, (_, reader)) in all.iter_mut().enumerate() {

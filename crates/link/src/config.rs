@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use hoplite_quic::{
     Connection, ConnectionController, Hooks, MtuDiscoveryConfig, TransportConfig, VarInt,
-    WindowBounds, WindowBudget,
+    WhenBlocked, WindowBounds, WindowBudget,
 };
 use hoplite_wire::tuning::TuningRequest;
 use serde::Deserialize;
@@ -159,7 +159,8 @@ impl Config {
             None => (first, (SEND_WINDOW.0, SEND_WINDOW.0)),
         };
         let receive = (first, widest);
-        connection.adapt_windows(WindowBounds { receive, send }, &self.window_budget);
+        let bounds = WindowBounds { receive, send };
+        connection.adapt_windows(bounds, &self.window_budget, WhenBlocked::GiveUp);
     }
 
     /// The largest UDP payload of a link, in bytes.

@@ -9,6 +9,9 @@
 //! hostile LIST RELAY SECONDS reflect ADDRESS       has RELAY dial ADDRESS for a new identity, again and again
 //! hostile LIST RELAY SECONDS descriptors ADDRESS… hands descriptors of relays that are nowhere to the authorities at these addresses
 //! hostile LIST RELAY SECONDS cells KIND CHANNELS   cells without a use on circuits to RELAY: `drop`, `unknown`, `garbage`, or `destroy`
+//! hostile LIST RELAY SECONDS stalls NAME NAME TARGET PATH COUNT
+//!                                                  circuits over RELAY and the relays NAME; downloads of PATH from the HTTP server TARGET of which
+//!                                                  nothing is taken
 //! hostile LIST RELAY SECONDS ask ADDRESSES SOURCE… asks the authorities at ADDRESSES (with commas) for the list and hands in rubbish, from each SOURCE
 //! hostile LIST RELAY SECONDS two-faced KEY ADDRESS VOTE FRIEND
 //!                                                  stands at ADDRESS as the authority whose key is in the file KEY; votes like the file VOTE
@@ -117,7 +120,10 @@ impl Attack {
 
     /// A channel of its own, with an identity or as a client.
     async fn channel(&self, us: Us, how: How) -> Result<Channel, Error> {
-        let config = Config::default();
+        self.channel_with(us, how, Config::default()).await
+    }
+
+    async fn channel_with(&self, us: Us, how: How, config: Config) -> Result<Channel, Error> {
         let link = hoplite_link::Config::default();
         let dialer = ChannelDialer::new(
             Arc::new(Direct::default()),
@@ -637,6 +643,129 @@ async fn useless(attack: &Attack, mut made: Made, what: Useless) {
     }
 }
 
+/// The hop after the last of a circuit; `None` if there is none.
+async fn lengthened(mut made: Made, to: &SignedDescriptor) -> Option<Made> {
+    let (state, skin) = skin(to);
+    let SocketAddr::V4(address) = to.descriptor.addresses[0] else {
+        panic!("relays of the experiment have IPv4");
+    };
+    let extend = Extend2 {
+        specifiers: vec![
+            LinkSpecifier::Ipv4(address),
+            LinkSpecifier::Ed25519(to.descriptor.identity.0),
+        ],
+        create: Create2 {
+            handshake: HandshakeType::NTOR_V3,
+            data: &skin,
+        },
+    };
+    let mut data = Vec::new();
+    extend.write(&mut data);
+    let (command, early) = (relay::RelayCommand::EXTEND2, Command::RELAY_EARLY);
+    say(&mut made, early, command, StreamId::CIRCUIT, &data).await?;
+    let answer = timeout(Duration::from_secs(35), made.circuit.receiver.recv());
+    let mut cell = answer.await.ok()??;
+    if cell.command != Command::RELAY {
+        return None;
+    }
+    let fixed = cell.fixed().ok()?;
+    made.layers.decrypt(fixed)?;
+    let header = relay::Header::read(relay::Format::V0, fixed).ok()?;
+    let created = Created2::parse(header.data(fixed).ok()?).ok()?;
+    let (_, seed) = state.finish(created.data).ok()?;
+    made.layers.push(&seed, RelayCrypto::Tor1).ok()?;
+    Some(made)
+}
+
+/// Says something to the last hop.
+async fn say(
+    made: &mut Made,
+    how: Command,
+    command: relay::RelayCommand,
+    stream: StreamId,
+    data: &[u8],
+) -> Option<()> {
+    let mut body = BytesMut::zeroed(BODY);
+    let fixed: &mut [u8; BODY] = body.as_mut().try_into().unwrap();
+    relay::write(relay::Format::V0, fixed, command, stream, data).unwrap();
+    let last = made.layers.len() - 1;
+    made.layers.encrypt_for(last, how, fixed).unwrap();
+    let cell = Cell {
+        circuit: made.circuit.id,
+        command: how,
+        stream: StreamId::CIRCUIT,
+        body,
+    };
+    let sender = &mut made.circuit.sender;
+    sender.ready().await.ok()?;
+    sender.send(cell).ok()?;
+    sender.flush().await.ok()
+}
+
+/// How many channels have them: a relay lets a client have 256 circuits on each.
+const STALLING: usize = 8;
+
+/// As many bytes as relays send ahead of any answer wait in each circuit, and nobody takes them: first those that fill the window of this circuit here,
+/// which is as small as it can be, then at RELAY, in its channel from the next.
+async fn stalls(attack: Arc<Attack>, words: &[String]) {
+    let [one, other, target, path, count] = words else {
+        panic!("stalls NAME NAME TARGET PATH COUNT");
+    };
+    let over = Arc::new([one, other].map(|name| attack.named(name)));
+    let target: Target = target.parse().unwrap();
+    let count: usize = count.parse().unwrap();
+    let request = Arc::new(format!("GET {path} HTTP/1.0\r\n\r\n"));
+    let mut running = JoinSet::new();
+    for _ in 0..STALLING {
+        let (attack, over) = (Arc::clone(&attack), Arc::clone(&over));
+        let (target, request) = (target.clone(), Arc::clone(&request));
+        running.spawn(async move {
+            let config = Config {
+                window: 4096,
+                ..Config::default()
+            };
+            let channel = attack.channel_with(Us::default(), How::Quic, config).await;
+            let (channel, mut held) = (channel.unwrap(), Vec::new());
+            while held.len() < count / STALLING && !attack.is_over() {
+                attack.tally.tried.fetch_add(1, Relaxed);
+                let stalled = stalled(&attack, &channel, over.as_slice(), &target, &request).await;
+                attack.count(stalled.is_some());
+                match stalled {
+                    Some(stalled) => held.push(stalled),
+                    None => sleep(Duration::from_millis(50)).await,
+                }
+            }
+            tokio::time::sleep_until(attack.until).await;
+        });
+    }
+    while running.join_next().await.is_some() {}
+}
+
+/// Two downloads: a stream's window is half of a circuit's.
+async fn stalled(
+    attack: &Attack,
+    channel: &Channel,
+    over: &[SignedDescriptor],
+    target: &Target,
+    request: &str,
+) -> Option<Made> {
+    let mut made = made(channel, &attack.first).await?;
+    for relay in over {
+        made = lengthened(made, relay).await?;
+    }
+    let flags = relay::Flags::default();
+    let target = target.clone();
+    let mut begin = Vec::new();
+    relay::Message::Begin(relay::Begin { target, flags }).write(&mut begin);
+    for stream in [1, 2].map(StreamId) {
+        let how = Command::RELAY;
+        say(&mut made, how, relay::RelayCommand::BEGIN, stream, &begin).await?;
+        let data = request.as_bytes();
+        say(&mut made, how, relay::RelayCommand::DATA, stream, data).await?;
+    }
+    Some(made)
+}
+
 /// One after the other from each source to each authority, as fast as it answers: lists, and three kinds of rubbish.
 async fn ask(attack: Arc<Attack>, authorities: Vec<SocketAddr>, sources: Vec<IpAddr>) {
     let mut all = JoinSet::new();
@@ -851,6 +980,7 @@ async fn main() {
             };
             cells(run, what, rest[1].parse().unwrap()).await;
         }
+        "stalls" => stalls(run, rest).await,
         "ask" => {
             let authorities = rest[0].split(',').map(|text| text.parse().unwrap());
             let sources = rest[1..].iter().map(|text| text.parse().unwrap());

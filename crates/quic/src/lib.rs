@@ -35,7 +35,7 @@ use self::crypto_wrapper::{Client, Server};
 pub use self::driver::{
     AsyncUdpSocket, Connecting, Connection, Endpoint, Incoming, ReadError, ReadExactError,
     ReadToEndError, RecvStream, RetryError, SendDatagramError, SendStream, StoppedError, UdpSocket,
-    WindowBounds, WindowBudget, WriteError,
+    WhenBlocked, WindowBounds, WindowBudget, WriteError,
 };
 #[cfg(feature = "without-cipher")]
 pub use self::left_out::{is_cipher_left_out, leave_out_cipher};

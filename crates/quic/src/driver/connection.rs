@@ -26,7 +26,7 @@ use quinn_proto::{
 use tokio::sync::Notify;
 
 use super::{
-    RecvStream, SendStream, WindowBounds, WindowBudget,
+    RecvStream, SendStream, WhenBlocked, WindowBounds, WindowBudget,
     endpoint::Shared,
     now,
     windows::{Heard, Help, Windows},
@@ -126,7 +126,10 @@ impl State {
         };
         match windows.heard(heard, self.stack.rtt(), now) {
             Some(Help::Wider(window)) => set_receive_window(&mut self.stack, window),
-            Some(Help::GiveUp) => self.give_up_unread(),
+            Some(Help::NoRoom) => match windows.when_blocked() {
+                WhenBlocked::GiveUp => self.give_up_unread(),
+                WhenBlocked::Tell(whom) => whom.notify_one(),
+            },
             None if !windows.is_still() && !self.read.is_empty() => self.read.clear(),
             None => {}
         }
@@ -140,9 +143,7 @@ impl State {
             return;
         }
         let still: Vec<StreamId> = self.receiving.difference(&self.read).copied().collect();
-        let unread = still
-            .into_iter()
-            .find(|id| !self.ends.contains_key(id) && self.waits_unread(*id));
+        let unread = still.into_iter().find(|id| self.waits_unread(*id));
         if let Some(id) = unread
             && self.stack.recv_stream(id).stop(0_u32.into()).is_ok()
         {
@@ -153,6 +154,9 @@ impl State {
 
     /// Whether something of it has come that was not taken. Takes nothing but the end, which is kept for the reader.
     fn waits_unread(&mut self, id: StreamId) -> bool {
+        if self.ends.contains_key(&id) {
+            return false;
+        }
         let mut stream = self.stack.recv_stream(id);
         let Ok(mut chunks) = stream.read(true) else {
             return false;
@@ -564,9 +568,23 @@ impl Connection {
     }
 
     /// From now on both windows grow with what moves, and get narrow again. Of `bounds` those are the first that the connection has now.
-    pub fn adapt_windows(&self, bounds: WindowBounds, budget: &WindowBudget) {
-        let windows = Windows::new(bounds, budget.clone(), now());
+    pub fn adapt_windows(
+        &self,
+        bounds: WindowBounds,
+        budget: &WindowBudget,
+        when_blocked: WhenBlocked,
+    ) {
+        let windows = Windows::new(bounds, budget.clone(), when_blocked, now());
         self.inner().state().windows = Some(Box::new(windows));
+    }
+
+    /// The streams of which something has come that nobody has taken, the oldest first.
+    #[must_use]
+    pub fn unread(&self) -> Vec<StreamId> {
+        let mut state = self.inner().state();
+        let mut streams: Vec<StreamId> = state.receiving.iter().copied().collect();
+        streams.retain(|id| state.waits_unread(*id));
+        streams
     }
 
     fn change(&self, change: impl FnOnce(&mut quinn_proto::Connection)) {

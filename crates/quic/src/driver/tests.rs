@@ -24,10 +24,14 @@ use quinn_proto::{
     ClientConfig, ConnectError, ConnectionError, EndpointConfig, ServerConfig, TransportConfig,
 };
 use quinn_udp::{EcnCodepoint, RecvMeta, Transmit};
-use tokio::time::{Sleep, sleep, sleep_until, timeout};
+use tokio::{
+    sync::Notify,
+    time::{Sleep, sleep, sleep_until, timeout},
+};
 
 use super::{
-    AsyncUdpSocket, Connection, Endpoint, SendStream, UdpSocket, WindowBounds, WindowBudget, now,
+    AsyncUdpSocket, Connection, Endpoint, SendStream, UdpSocket, WhenBlocked, WindowBounds,
+    WindowBudget, now,
 };
 use crate::{
     ConnectionController, Hooks,
@@ -624,7 +628,7 @@ async fn long_fat_path(
     let (client, _, near, far) = world.dial_from(line).await;
     let budget = WindowBudget::new(64 * MIB);
     if adapts {
-        near.adapt_windows(BOUNDS, &budget);
+        near.adapt_windows(BOUNDS, &budget, WhenBlocked::GiveUp);
     }
     (client, near, far, budget)
 }
@@ -719,6 +723,39 @@ async fn streams_that_nobody_reads_are_given_up_when_there_is_no_room_for_the_ot
     assert_eq!(soon(ended.read(&mut buffer)).await, Ok(None));
     let told = soon(reset.read(&mut buffer)).await;
     assert_eq!(told, Err(crate::ReadError::Reset(7_u32.into())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_somebody_is_told_which_streams_nobody_reads_none_is_given_up() {
+    let world = World::with(Transport::Windows(1 << 20, 4 << 20));
+    let (_client, near, far, _) = long_fat_path(&world, false).await;
+    let told = Arc::new(Notify::new());
+    let bounds = WindowBounds {
+        receive: (4 * MIB, 4 * MIB),
+        ..BOUNDS
+    };
+    let when_blocked = WhenBlocked::Tell(Arc::clone(&told));
+    near.adapt_windows(bounds, &WindowBudget::new(0), when_blocked);
+    let open = async || {
+        tokio::spawn(fill(far.open_uni().await.unwrap()));
+        soon(near.accept_uni()).await.unwrap()
+    };
+    let mut read = open().await;
+    let reading = tokio::spawn(async move { read.read_exact(&mut vec![0; 64 << 20]).await });
+    let mut streams = Vec::new();
+    for _ in 0..4 {
+        streams.push(open().await);
+    }
+    soon(told.notified()).await;
+    sleep(Duration::from_secs(10)).await;
+    let unread: Vec<_> = streams.iter().map(|stream| stream.id()).collect();
+    assert_eq!(near.unread(), unread);
+    assert!(!reading.is_finished());
+    streams.truncate(2);
+    soon(reading).await.unwrap().unwrap();
+    for stream in &mut streams {
+        assert!(matches!(soon(stream.read(&mut [0])).await, Ok(Some(1))));
+    }
 }
 
 #[tokio::test(start_paused = true)]

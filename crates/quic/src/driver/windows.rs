@@ -6,8 +6,8 @@
 //!
 //! **Who does not read**: the window is that of all streams of the connection, and a stream that nobody reads keeps its part of it. When the peer says
 //! that it may send nothing more (DATA_BLOCKED), nothing of a stream comes for a round trip, and nothing is read that would let it, the window is doubled,
-//! for the others. So a stream takes at most its own window from them, and all together the most that the connection may have. Where it cannot be wider
-//! for so long as [`STILL`], streams that nobody has read since are given up, one after the other, until the peer may go on.
+//! for the others. So a stream takes at most its own window from them, and all together the most that the connection may have. Where it cannot be wider,
+//! [`WhenBlocked`] says what is done, until the peer may go on.
 //!
 //! What is wider than at first comes out of a [`WindowBudget`]; without room there a window stays as it is.
 
@@ -20,6 +20,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::sync::Notify;
+
 /// A window of which half moves within this time is not too wide on any path.
 const SWIFT: Duration = Duration::from_millis(2);
 /// One of which half takes longer is.
@@ -27,8 +29,28 @@ const SLOW: Duration = Duration::from_secs(1);
 /// For how long a blocked peer is waited for at least: who reads may only be late.
 const LATE: Duration = Duration::from_millis(50);
 
-/// How long streams that nobody reads may keep others from going on.
+/// How long streams that nobody reads may keep others from going on until they are given up.
 const STILL: Duration = Duration::from_secs(5);
+
+/// What is done where the peer is blocked by what nobody reads, and there is no room for a wider window.
+#[derive(Clone, Debug)]
+pub enum WhenBlocked {
+    /// After five seconds streams that nobody has read since are given up, the oldest first, one after the other.
+    GiveUp,
+    /// Whoever has the streams is told, at once and again and again: he knows which of them are to end
+    /// ([`unread`](super::Connection::unread)).
+    Tell(Arc<Notify>),
+}
+
+impl WhenBlocked {
+    /// How long nothing is done.
+    fn patience(&self) -> Duration {
+        match self {
+            Self::GiveUp => STILL,
+            Self::Tell(_) => Duration::ZERO,
+        }
+    }
+}
 
 /// Between what windows are, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +124,7 @@ impl PartialEq for WindowBudget {
 pub(super) struct Windows {
     bounds: WindowBounds,
     budget: WindowBudget,
+    when_blocked: WhenBlocked,
     receive: u64,
     send: u64,
     round_trip: Duration,
@@ -121,8 +144,8 @@ pub(super) struct Windows {
 pub(super) enum Help {
     /// The window is so wide from now on.
     Wider(u64),
-    /// To give up a stream that nobody has read for long.
-    GiveUp,
+    /// There is no room: that streams end which nobody reads.
+    NoRoom,
 }
 
 /// What has come of the peer and was answered, counted.
@@ -137,10 +160,16 @@ pub(super) struct Heard {
 }
 
 impl Windows {
-    pub(super) fn new(bounds: WindowBounds, budget: WindowBudget, now: Instant) -> Self {
+    pub(super) fn new(
+        bounds: WindowBounds,
+        budget: WindowBudget,
+        when_blocked: WhenBlocked,
+        now: Instant,
+    ) -> Self {
         Self {
             bounds,
             budget,
+            when_blocked,
             receive: bounds.receive.0,
             send: bounds.send.0,
             round_trip: Duration::MAX,
@@ -151,6 +180,10 @@ impl Windows {
             read_since_blocked: 0,
             still: None,
         }
+    }
+
+    pub(super) fn when_blocked(&self) -> &WhenBlocked {
+        &self.when_blocked
     }
 
     /// Whether it matters who reads: the peer is blocked, without room for a wider window.
@@ -205,9 +238,10 @@ impl Windows {
             return Some(Help::Wider(wider));
         }
         let still = *self.still.get_or_insert(now);
-        let patient = still.checked_add(STILL).filter(|until| *until > now);
+        let patience = self.when_blocked.patience();
+        let patient = still.checked_add(patience).filter(|until| *until > now);
         self.stuck = patient.or_else(|| now.checked_add(LATE));
-        patient.is_none().then_some(Help::GiveUp)
+        patient.is_none().then_some(Help::NoRoom)
     }
 
     /// When [`Self::heard`] is to be asked even if nothing comes.
@@ -264,10 +298,14 @@ mod tests {
         send: (8 * MB, 64 * MB),
     };
 
+    fn windows(budget: WindowBudget, now: Instant) -> Windows {
+        Windows::new(BOUNDS, budget, WhenBlocked::GiveUp, now)
+    }
+
     /// Reads what a path carries, never more than the window within a round trip, for so long; how wide the window is then.
     fn filled(bits: u64, shortest: Duration, queue: Duration, time: Duration) -> u64 {
         let mut now = Instant::now();
-        let mut windows = Windows::new(BOUNDS, WindowBudget::new(1 << 30), now);
+        let mut windows = windows(WindowBudget::new(1 << 30), now);
         let end = now + time;
         windows.read(1, shortest, now);
         let round_trip = shortest + queue;
@@ -304,7 +342,7 @@ mod tests {
     #[test]
     fn a_peer_that_stays_blocked_gets_as_much_again_and_one_that_goes_on_does_not() {
         let (rtt, now) = (Duration::from_millis(100), Instant::now());
-        let mut windows = Windows::new(BOUNDS, WindowBudget::new(1 << 30), now);
+        let mut windows = windows(WindowBudget::new(1 << 30), now);
         let mut heard = |blocked, stream, trips| {
             windows.heard(
                 Heard {
@@ -336,7 +374,7 @@ mod tests {
     #[test]
     fn without_room_streams_that_nobody_reads_are_given_up_one_by_one_until_the_peer_may_go_on() {
         let (rtt, began) = (Duration::from_millis(100), Instant::now());
-        let mut windows = Windows::new(BOUNDS, WindowBudget::new(0), began);
+        let mut windows = windows(WindowBudget::new(0), began);
         let mut heard = |allowed, after: Duration| {
             let heard = Heard {
                 blocked: 1,
@@ -350,7 +388,7 @@ mod tests {
         assert_eq!(heard(0, blocked), None, "they may be read yet");
         assert_eq!(heard(0, blocked + STILL - rtt), None);
         for n in 0..3 {
-            assert_eq!(heard(0, blocked + STILL + n * LATE), Some(Help::GiveUp));
+            assert_eq!(heard(0, blocked + STILL + n * LATE), Some(Help::NoRoom));
             assert_eq!(heard(0, blocked + STILL + n * LATE), None, "not at once");
         }
         assert_eq!(heard(1, blocked + STILL + 3 * LATE), None);
@@ -358,12 +396,30 @@ mod tests {
     }
 
     #[test]
+    fn whoever_is_to_be_told_is_told_at_once_and_until_the_peer_may_go_on() {
+        let (rtt, began) = (Duration::from_millis(100), Instant::now());
+        let when_blocked = WhenBlocked::Tell(Arc::default());
+        let mut windows = Windows::new(BOUNDS, WindowBudget::new(0), when_blocked, began);
+        let mut heard = |allowed, after: Duration| {
+            let heard = Heard {
+                blocked: 1,
+                stream: 9,
+                allowed,
+            };
+            windows.heard(heard, rtt, began + after)
+        };
+        assert_eq!(heard(0, Duration::ZERO), None);
+        for n in 0..3 {
+            assert_eq!(heard(0, rtt + n * LATE), Some(Help::NoRoom));
+        }
+        assert_eq!(heard(1, rtt + 3 * LATE), None);
+    }
+
+    #[test]
     fn windows_of_all_connections_together_are_not_wider_than_their_budget() {
         let (rtt, now) = (Duration::from_millis(100), Instant::now());
         let budget = WindowBudget::new(20 * MB);
-        let mut all: Vec<_> = (0..9)
-            .map(|_| Windows::new(BOUNDS, budget.clone(), now))
-            .collect();
+        let mut all: Vec<_> = (0..9).map(|_| windows(budget.clone(), now)).collect();
         for times in 1..9 {
             for windows in &mut all {
                 let heard = Heard {
@@ -385,7 +441,7 @@ mod tests {
     fn a_window_that_is_hardly_used_becomes_narrow_again() {
         let (rtt, mut now) = (Duration::from_millis(100), Instant::now());
         let budget = WindowBudget::new(1 << 30);
-        let mut windows = Windows::new(BOUNDS, budget.clone(), now);
+        let mut windows = windows(budget.clone(), now);
         while windows.read(MB, rtt, now).is_none_or(|wide| wide < 16 * MB) {}
         for _ in 0..200 {
             now += Duration::from_millis(500);
@@ -397,7 +453,7 @@ mod tests {
     #[test]
     fn what_waits_for_the_peer_grows_with_what_may_be_on_its_way() {
         let now = Instant::now();
-        let mut windows = Windows::new(BOUNDS, WindowBudget::new(1 << 30), now);
+        let mut windows = windows(WindowBudget::new(1 << 30), now);
         assert_eq!(windows.full(4 * MB), None);
         assert_eq!(windows.full(4 * MB + 1), Some(16 * MB));
         assert_eq!(windows.full(1 << 40), Some(32 * MB));
