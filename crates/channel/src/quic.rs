@@ -18,7 +18,6 @@ use bytes::{Bytes, BytesMut};
 use hoplite_link::QuicLink;
 use hoplite_quic::{
     Connection, ReadError, RecvStream, SendStream, VarInt, WhenBlocked, WindowBounds, WindowBudget,
-    congestion,
     liveness::{Pulse, Vigil},
 };
 use hoplite_wire::cell::{self, Cell, CircuitId, Command, Reader};
@@ -166,7 +165,7 @@ impl Transport {
     }
 }
 
-/// Streams for the peer's first circuits, a window so wide that no circuit takes another's, and control that forgives losses by chance.
+/// Streams for the peer's first circuits, and a window so wide that no circuit takes another's.
 pub(super) fn widen(connection: &Connection, config: &Config, known: bool) {
     let streams = streams_at_first(config.most_circuits(known));
     let window = config.whole_window(known);
@@ -176,7 +175,6 @@ pub(super) fn widen(connection: &Connection, config: &Config, known: bool) {
     connection.set_receive_window(credit);
     connection.set_max_concurrent_bi_streams(streams.into());
     connection.set_max_concurrent_uni_streams(0u32.into());
-    congestion::forgive(connection);
 }
 
 /// Has somebody told when the peer may send nothing more because of what nobody reads. Its windows stay as they are.

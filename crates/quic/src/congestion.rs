@@ -5,7 +5,7 @@ use std::{
     any::Any,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -29,8 +29,6 @@ pub(crate) struct Switch {
     position: Mutex<Position>,
     /// How many streams run that want control.
     streams: AtomicUsize,
-    /// It carries circuits, which share the window.
-    channel: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -58,9 +56,9 @@ impl Switch {
         self.streams.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether a loss by chance says nothing: automatic control of a channel.
+    /// Whether a loss by chance says nothing: what one flow, or one circuit, loses shall not narrow the window of all.
     fn forgives(&self) -> bool {
-        self.channel.load(Ordering::Relaxed) && self.position().congestion == Congestion::Auto
+        self.position().congestion == Congestion::Auto
     }
 
     /// Never [`Congestion::Auto`].
@@ -72,15 +70,6 @@ impl Switch {
             Congestion::Auto => Congestion::Cubic,
             chosen => chosen,
         }
-    }
-}
-
-/// The connection is a channel: what one circuit loses shall not narrow the window of all. From now on automatic control forgives
-/// what is lost by chance, without a queue.
-pub fn forgive(connection: &crate::Connection) {
-    let controller = connection.congestion_state().into_any();
-    if let Ok(controller) = controller.downcast::<Switched>() {
-        controller.switch.channel.store(true, Ordering::Relaxed);
     }
 }
 
@@ -222,8 +211,8 @@ impl Controller for Switched {
 }
 
 // Which losses say nothing of congestion: few, while no queue stands on the path. CUBIC takes every loss for
-// congestion, and keeps a dozen packets in flight on a path that loses one in a hundred, whatever it carries; the
-// circuits of a channel would share that dozen. The queue is told by the round trip, as HyStart++ does (RFC 9406
+// congestion, and keeps a dozen packets in flight on a path that loses one in a hundred, whatever it carries; all flows
+// of a tunnel, or circuits of a channel, would share that dozen. The queue is told by the round trip, as HyStart++ does (RFC 9406
 // §4.2); few is what BBR calls so (draft-ietf-ccwg-bbr, `BBR.LossThresh`); the two together are TCP Veno's idea (Fu
 // and Liew 2003). No clock.
 
@@ -309,23 +298,21 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_under_automatic_control_forgives_a_loss_by_chance_and_nothing_else() {
+    fn automatic_control_forgives_a_loss_by_chance_and_nothing_else() {
         let later = Duration::from_secs(1);
-        for (channel, congestion, persistent, lost, forgiven) in [
-            (true, Congestion::Auto, false, 1200, true),
-            (false, Congestion::Auto, false, 1200, false),
-            (true, Congestion::Cubic, false, 1200, false),
-            (true, Congestion::Auto, true, 1200, false),
-            (true, Congestion::Auto, false, 1 << 20, false),
+        for (congestion, persistent, lost, forgiven) in [
+            (Congestion::Auto, false, 1200, true),
+            (Congestion::Cubic, false, 1200, false),
+            (Congestion::Auto, true, 1200, false),
+            (Congestion::Auto, false, 1 << 20, false),
             // ECN.
-            (true, Congestion::Auto, false, 0, false),
+            (Congestion::Auto, false, 0, false),
         ] {
             let (switch, mut controller, now) = controller();
-            switch.channel.store(channel, Ordering::Relaxed);
             switch.set(congestion, false);
             let before = controller.window();
             controller.on_congestion_event(now + later, now, persistent, lost);
-            let case = (channel, congestion, persistent, lost);
+            let case = (congestion, persistent, lost);
             assert_eq!(controller.window() == before, forgiven, "{case:?}");
         }
     }
