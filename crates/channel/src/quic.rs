@@ -373,7 +373,6 @@ async fn make_room(shared: &Shared) -> Infallible {
         let unread = shared.connection.unread();
         let ended = shared.readers.end(&unread, &marks, each.into(), whole);
         shared.counts.ended_for_room.add(ended);
-
         tracing::debug!(ended, "circuits that nobody read kept others from going on");
     }
 }
