@@ -183,9 +183,11 @@ class OnionNetwork(Lab):
     def host_of(self, address):
         return next((name for name, host in self.hosts.items() if address in (host.v4, host.v6)), None)
 
-    def first_guards(self, name):
-        """Of a client, by its own file."""
-        return self._kept(name, "SELECT identity FROM guard ORDER BY place")[:FIRST_GUARDS]
+    def entries(self, name):
+        """The relays that may have seen a client, by its own file: those that it drew first, and whose circuits it has used. That can be a fourth one: of
+        two circuits for the same streams the second begins at a guard that is no relay of the first."""
+        used = self._kept(name, "SELECT identity FROM guard WHERE confirmed IS NOT NULL")
+        return self._kept(name, "SELECT identity FROM guard ORDER BY place")[:max(FIRST_GUARDS, len(used) + FIRST_GUARDS - 1)]
 
     def second_layer(self, name):
         return self._kept(name, "SELECT identity FROM vanguard WHERE layer = 2")

@@ -89,7 +89,7 @@ def views(checks, net, packets, service, since):
         return {net.host_of(end) or end for when, *two, _, _ in packets[name] if when > after for end in two} - {name}
 
     for name in ("device", "service"):
-        guards, seers = net.first_guards(name), {relay for relay in RELAYS if name in ends(relay)}
+        guards, seers = net.entries(name), {relay for relay in RELAYS if name in ends(relay)}
         checks.check(f"of the relays, none but its guards sees the {name} ({', '.join(sorted(seers))})", seers and seers <= set(guards), guards)
         left = [packet for packet in packets[name] if packet[1] == net[name].v4 and packet[0] > since[name]]
         wrong = [packet[:4] for packet in left if packet[3] != UDP or net.host_of(packet[2]) not in guards or port_of(packet) != PORT]
