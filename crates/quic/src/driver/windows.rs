@@ -302,6 +302,15 @@ mod tests {
         Windows::new(BOUNDS, budget, WhenBlocked::GiveUp, now)
     }
 
+    /// The peer said once that it is blocked, and was allowed so much since.
+    fn blocked_once(allowed: u64) -> Heard {
+        Heard {
+            blocked: 1,
+            stream: 9,
+            allowed,
+        }
+    }
+
     /// Reads what a path carries, never more than the window within a round trip, for so long; how wide the window is then.
     fn filled(bits: u64, shortest: Duration, queue: Duration, time: Duration) -> u64 {
         let mut now = Instant::now();
@@ -375,14 +384,7 @@ mod tests {
     fn without_room_streams_that_nobody_reads_are_given_up_one_by_one_until_the_peer_may_go_on() {
         let (rtt, began) = (Duration::from_millis(100), Instant::now());
         let mut windows = windows(WindowBudget::new(0), began);
-        let mut heard = |allowed, after: Duration| {
-            let heard = Heard {
-                blocked: 1,
-                stream: 9,
-                allowed,
-            };
-            windows.heard(heard, rtt, began + after)
-        };
+        let mut heard = |allowed, after| windows.heard(blocked_once(allowed), rtt, began + after);
         let blocked = rtt;
         assert_eq!(heard(0, Duration::ZERO), None);
         assert_eq!(heard(0, blocked), None, "they may be read yet");
@@ -400,14 +402,7 @@ mod tests {
         let (rtt, began) = (Duration::from_millis(100), Instant::now());
         let when_blocked = WhenBlocked::Tell(Arc::default());
         let mut windows = Windows::new(BOUNDS, WindowBudget::new(0), when_blocked, began);
-        let mut heard = |allowed, after: Duration| {
-            let heard = Heard {
-                blocked: 1,
-                stream: 9,
-                allowed,
-            };
-            windows.heard(heard, rtt, began + after)
-        };
+        let mut heard = |allowed, after| windows.heard(blocked_once(allowed), rtt, began + after);
         assert_eq!(heard(0, Duration::ZERO), None);
         for n in 0..3 {
             assert_eq!(heard(0, rtt + n * LATE), Some(Help::NoRoom));
