@@ -440,14 +440,17 @@ until_true test -s exit.pcap
 # From now on QUIC is dropped, and of TLS over TCP what is as long as a ClientHello: the process that carries traffic dials by TLS, and its
 # handshake stays half open, said again and again.
 in_world nft 'add table ip no; add chain ip no in { type filter hook input priority 0; }; add rule ip no in udp dport 4433 drop; add rule ip no in tcp dport 4433 meta length > 150 drop'
-kill -9 $relay
+kill -9 $relay; wait $relay || true
 ip netns exec world "$HOPLITE" relay --config relay.toml 2> relay.log &
 flow() { curl -s --max-time 2 --noproxy '*' http://203.0.113.5:1/ 2>&1 | cat; }
 # The TLS connections to the relay that have not been answered: their ports, and how often they have said it again (`timer:(on,200ms,3)`).
 said_again() { ss -Htno state established dst 203.0.113.5 dport = 4433 | sed -n 's/^.* [0-9.]*:\([0-9]*\) *203.*timer:(on,[^,]*,\([0-9]*\)).*/\1 \2/p'; }
 # Somebody asks for a flow now and then; a busy machine takes its time to notice that the relay was killed.
 half_open() { if [ $((n % 10)) -eq 0 ]; then flow & fi; said_again > half; read -r port times < half && [ "$times" -ge 1 ]; }
-until_half_open() { n=0; until half_open; do n=$((n + 1)); [ "$n" -lt 600 ]; sleep 0.1; done; }
+until_half_open() {
+  n=0
+  until half_open; do n=$((n + 1)); if [ "$n" -ge 600 ]; then echo "no TLS connection was left half open" >&2; cat relay.log >&2; exit 1; fi; sleep 0.1; done
+}
 goes_on() { now=$(said_again | sed -n "s/^$port //p"); [ -n "$now" ]; }
 # Where a socket is gone, the kernel resets what still comes for it, with no mark: such a segment has no payload, and gets no further than the
 # interface, since it has not the interface's address.

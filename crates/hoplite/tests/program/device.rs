@@ -41,7 +41,10 @@ relay() {
 }
 is_blocked() { if past | grep -E 'eth0|hoplite0'; then return 1; fi; }
 says() { "$HOPLITE" status --json | grep -q "\"state\":\"$1\""; }
-until_true() { n=0; until "$@"; do n=$((n + 1)); [ "$n" -lt 100 ]; sleep 0.1; done; }
+until_true() {
+  n=0
+  until "$@"; do n=$((n + 1)); if [ "$n" -ge 100 ]; then echo "it has not come true: $*" >&2; exit 1; fi; sleep 0.1; done
+}
 up() { "$HOPLITE" up --config client.toml "$@"; }
 state > before
 "#;
