@@ -172,6 +172,8 @@ pub struct Outcome {
     pub dropped_at_relays: u64,
     /// Packets that the tunnels' senders believe lost.
     pub lost_in_tunnels: u64,
+    /// The same as a share of those that they sent.
+    pub lost_in_tunnels_share: f64,
     /// How often a tunnel's congestion control was told of congestion.
     pub congestion_in_tunnels: u64,
     /// Packets that the end-to-end sender believes lost.
@@ -695,13 +697,16 @@ impl<'a> World<'a> {
         }
         outcome.dropped_at_relays = self.dropped_at_relays;
         let tunnels = self.settings.hops;
+        let mut sent = 0;
         for end in self.client.iter().take(tunnels).chain(&self.relays) {
-            let path = end.losses();
-            outcome.lost_in_tunnels += path.0;
-            outcome.congestion_in_tunnels += path.1;
+            let path = end.path();
+            sent += path.sent_packets;
+            outcome.lost_in_tunnels += path.lost_packets;
+            outcome.congestion_in_tunnels += path.congestion_events;
         }
+        outcome.lost_in_tunnels_share = books::share(outcome.lost_in_tunnels.cast_signed(), sent);
         let ends = self.client.get(tunnels).into_iter().chain(&self.server);
-        outcome.lost = ends.map(|end| end.losses().0).sum();
+        outcome.lost = ends.map(|end| end.path().lost_packets).sum();
         outcome
     }
 }
@@ -771,6 +776,7 @@ impl Row {
                 dropped_down: count(|outcome| outcome.dropped_down),
                 dropped_at_relays: count(|outcome| outcome.dropped_at_relays),
                 lost_in_tunnels: count(|outcome| outcome.lost_in_tunnels),
+                lost_in_tunnels_share: median(|outcome| outcome.lost_in_tunnels_share),
                 congestion_in_tunnels: count(|outcome| outcome.congestion_in_tunnels),
                 lost: count(|outcome| outcome.lost),
             },
@@ -793,7 +799,7 @@ fn middle(values: impl Iterator<Item = f64>) -> f64 {
 
 impl Row {
     /// What the columns of [`fmt::Display`] are.
-    pub const HEAD: &'static str = "policy        n  ttlb_s (least - most)      acks %   up % down %  overhead %  frames  queue up/down  relays  tunnels lost/told  lost";
+    pub const HEAD: &'static str = "policy        n  ttlb_s (least - most)      acks %   up % down %  overhead %  frames  queue up/down  relays  tunnels lost/told  lost %  lost";
 }
 
 impl fmt::Display for Row {
@@ -807,7 +813,7 @@ impl fmt::Display for Row {
         let percent = |share: f64| share * 100.0;
         write!(
             f,
-            "{policy:<12} {n:>2}  {median:.3} ({least:.3} - {most:.3})  {:>6.2} {:>6.2} {:>6.2}  {:>10.2}  {:>6.2}  {:>6}/{:<6}  {:>6}  {:>8}/{:<8}  {:>4}",
+            "{policy:<12} {n:>2}  {median:.3} ({least:.3} - {most:.3})  {:>6.2} {:>6.2} {:>6.2}  {:>10.2}  {:>6.2}  {:>6}/{:<6}  {:>6}  {:>8}/{:<8}  {:>6.2}  {:>4}",
             percent(of.ack_share),
             percent(of.ack_share_up),
             percent(of.ack_share_down),
@@ -818,6 +824,7 @@ impl fmt::Display for Row {
             of.dropped_at_relays,
             of.lost_in_tunnels,
             of.congestion_in_tunnels,
+            percent(of.lost_in_tunnels_share),
             of.lost,
         )
     }

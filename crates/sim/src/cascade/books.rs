@@ -206,7 +206,7 @@ impl Books {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "bytes are far below 2^53")]
-fn share(part: i64, all: u64) -> f64 {
+pub(super) fn share(part: i64, all: u64) -> f64 {
     if all == 0 {
         0.0
     } else {

@@ -10,8 +10,8 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use hoplite_crypto::{ALPN_H3, Certificates, Trust, client_tls, server_tls};
 use hoplite_quic::{
-    ClientConfig, ConnectionController, Dir, EndpointConfig, Hooks, ServerConfig, StreamId,
-    TransportConfig, VarInt,
+    ClientConfig, ConnectionController, Dir, EndpointConfig, Hooks, PathStats, ServerConfig,
+    StreamId, TransportConfig, VarInt,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
     proto::{Connection, ConnectionHandle, DatagramEvent, Endpoint, Event},
 };
@@ -274,13 +274,12 @@ impl End {
         Some(packet.into())
     }
 
-    /// Packets that are believed lost, and how often that was taken for congestion.
-    pub(super) fn losses(&self) -> (u64, u64) {
-        let path = self
-            .connection
-            .as_ref()
-            .map(|(_, connection)| connection.stats().path);
-        path.map_or((0, 0), |path| (path.lost_packets, path.congestion_events))
+    /// What its stack counts of its path: packets that were sent and that are believed lost, and how often that was taken for congestion.
+    pub(super) fn path(&self) -> PathStats {
+        let connection = self.connection.as_ref();
+        connection.map_or_else(PathStats::default, |(_, connection)| {
+            connection.stats().path
+        })
     }
 }
 
