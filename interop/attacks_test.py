@@ -353,9 +353,13 @@ def no_stranger_listed(checks, net, name):
 STALLED = 200  # circuits of each hostile host
 
 
+def stall(net):
+    return "stalls", "r2", "r3", f"{net['target'].v4}:80", "/bytes/300000", STALLED
+
+
 def stalls(net, _):
     """Of 600 circuits nothing is taken: they hold what r2 may send to r1 ahead of readers, 256 MiB."""
-    running = [net.hostile(x, "r1", "stalls", "r2", "r3", f"{net['target'].v4}:80", "/bytes/300000", STALLED) for x in HOSTILE]
+    running = [net.hostile(x, "r1", *stall(net)) for x in HOSTILE]
     wait_for("circuits that stall", lambda: all(p.lines() and p.lines()[-1]["answered"] >= STALLED for p in running), 60)
     return running
 
@@ -367,6 +371,10 @@ def room_is_made(checks, net, name):
     checks.check(f"{name}: a download over the same relays goes on ({ran.stdout.decode()})", ran.returncode == 0, ran.stdout)
     ended = net.metric("r1", 'onion_channel_faults_total{what="ended_for_room"}')
     checks.check(f"{name}: r1 ends circuits that nobody reads ({ended:.0f})", ended > 100, ended)
+    again = net["x1"].run("stalls-again", [EXAMPLES / "hostile", net.list(), "r1", 10, *stall(net)])
+    wait_for("the end of another attempt", lambda: not again.alive(), 40)
+    made = again.lines()[-1]["answered"]
+    checks.check(f"{name}: he has few circuits over r2 then ({made} of {STALLED})", made < STALLED / 4, again.text()[-300:])
 
 
 def cells(kind):

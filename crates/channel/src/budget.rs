@@ -1,5 +1,6 @@
-//! What waits in all circuits of a process, and which of them end when it is too much: those that move least, as what waits in them is the oldest.
-//! Every channel's circuits are entered here, in the [`Counts`](super::Counts) that the channels of a process share; a task looks at them once
+//! What waits in all circuits of a process, and which of them end when it is too much: those that move least, as what waits in them is the oldest; before
+//! all others those of whoever has a sixteenth of it and is no relay that asks on behalf of others, so that many which move a little do not outlast few
+//! that stand still for a moment. Every channel's circuits are entered here, in the [`Counts`](super::Counts) that the channels of a process share; a task looks at them once
 //! a second while there are so many that they could hold more than [`Config::queued`](super::Config::queued).
 //! C tor does the same with `MaxMemInQueues`; proposal 324 §4.1.3: "MUST close the streams with the oldest chunks".
 //!
@@ -9,6 +10,8 @@
 //! keeps a gauge of its own.
 
 use std::{
+    cmp::Reverse,
+    collections::HashMap,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -28,6 +31,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) const CELL: u64 = cell::LEN as u64;
 /// When it is too much, this many percent of the bound are left.
 const LOW_WATER_PERCENT: u64 = 90;
+/// Whoever has more than this part of the bound makes room first.
+const SHARE_DIVISOR: u64 = 16;
 /// DESTROY: no room.
 const RESOURCE_LIMIT: u8 = 5;
 
@@ -57,6 +62,8 @@ pub(super) struct Gauge {
     kept: Arc<CircuitBacklog>,
     /// On whose behalf it was begun here, if it was.
     origin: OnceLock<Origin>,
+    /// Who began it at the peer's end, if that is no relay that is known.
+    guest: OnceLock<u64>,
     /// It was ended; whoever holds it, and is woken, drops it when he next asks.
     over: AtomicBool,
     holder: Mutex<Option<Waker>>,
@@ -73,6 +80,7 @@ impl Gauge {
             queues: None,
             kept: Arc::default(),
             origin: OnceLock::new(),
+            guest: OnceLock::new(),
             over: AtomicBool::new(false),
             holder: Mutex::new(None),
         }
@@ -126,6 +134,18 @@ impl Gauge {
     /// Who that is; of those that the peer began it is not known.
     pub(super) fn asked_by(&self) -> Option<u64> {
         self.origin.get().map(|origin| origin.who)
+    }
+
+    /// The peer began it, who is no relay that is known.
+    pub(super) fn is_of_guest(&self, who: u64) {
+        self.guest.get_or_init(|| who);
+    }
+
+    /// Whose it is, either way; nobody's of those who ask on behalf of others.
+    pub(super) fn owner(&self) -> Option<u64> {
+        let origin = self.origin.get().filter(|origin| !origin.is_relay);
+        let origin = origin.map(|origin| origin.who);
+        origin.or_else(|| self.guest.get().copied())
     }
 
     /// Ends the circuit and the end that faces whoever asked for it, whose holder may ask for nothing but that.
@@ -252,14 +272,102 @@ impl Entered {
             return;
         }
         // What moves least first, and of those the one that holds most.
-        all.sort_by_key(|(since, bytes, _)| (*since, std::cmp::Reverse(*bytes)));
-        for (_, bytes, gauge) in all {
-            if total <= most / 100 * LOW_WATER_PERCENT {
+        all.sort_by_key(|(since, bytes, _)| (*since, Reverse(*bytes)));
+        let mut held = HashMap::<u64, u64>::new();
+        for (_, bytes, gauge) in &all {
+            if let Some(who) = gauge.owner() {
+                *held.entry(who).or_default() += bytes;
+            }
+        }
+        let enough = most / 100 * LOW_WATER_PERCENT;
+        let mut end = |bytes: u64, gauge: &Gauge| {
+            // It may have ended with its other end.
+            if !gauge.is_over() {
+                gauge.end_whole();
+                ended.up();
+            }
+            total = total.saturating_sub(bytes);
+            total <= enough
+        };
+        for (_, bytes, gauge) in &all {
+            let held = gauge.owner().and_then(|who| held.get_mut(&who));
+            let Some(held) = held.filter(|held| **held > most / SHARE_DIVISOR) else {
+                continue;
+            };
+            *held = held.saturating_sub(*bytes);
+            if end(*bytes, gauge) {
                 return;
             }
-            gauge.end_whole();
-            ended.up();
-            total = total.saturating_sub(bytes);
         }
+        let left = all.iter().filter(|(.., gauge)| !gauge.is_over());
+        for (_, bytes, gauge) in left {
+            if end(*bytes, gauge) {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Handle;
+
+    const WINDOW: u32 = 1 << 20;
+
+    fn entered(gauges: &[Arc<Gauge>]) -> Entered {
+        Entered {
+            circuits: gauges
+                .iter()
+                .map(|gauge| (Arc::downgrade(gauge), 0))
+                .collect(),
+            watched: true,
+        }
+    }
+
+    fn ended(gauges: &[Arc<Gauge>]) -> usize {
+        gauges.iter().filter(|gauge| gauge.is_over()).count()
+    }
+
+    #[test]
+    fn whoever_has_much_makes_room_before_those_whose_circuits_stand_still() {
+        let circuit = || Arc::new(Gauge::quic(WINDOW));
+        let gauges: Vec<_> = (0..100).map(|_| circuit()).collect();
+        // Of eighty the owner is one, by either end; the others are of five and of a relay.
+        for (n, gauge) in (0..).zip(&gauges) {
+            let origin = |who, is_relay| Origin {
+                who,
+                is_relay,
+                circuit: Handle::new(&circuit()),
+            };
+            match n {
+                0..40 => gauge.is_of_guest(1),
+                40..80 => gauge.is_for(&origin(1, false)),
+                80..90 => gauge.is_of_guest(n / 2),
+                _ => gauge.is_for(&origin(2, true)),
+            }
+        }
+        gauges[..80].iter().for_each(|gauge| gauge.read(1));
+        let (most, counts) = (80 * u64::from(WINDOW), Count::default());
+        entered(&gauges).relieve(most, &counts);
+        let (his, others) = gauges.split_at(80);
+        assert_eq!(
+            (ended(his), ended(others)),
+            (29, 0),
+            "under 72 of 80 MiB are left"
+        );
+        assert_eq!(counts.get(), 29);
+    }
+
+    #[test]
+    fn where_nobody_has_much_those_that_move_least_end() {
+        let gauges: Vec<_> = (0..100).map(|_| Arc::new(Gauge::quic(WINDOW))).collect();
+        for (n, gauge) in (0..).zip(&gauges) {
+            gauge.is_of_guest(n / 4);
+            gauge.read(if n < 50 { 1 } else { 0 });
+        }
+        let counts = Count::default();
+        entered(&gauges).relieve(80 * u64::from(WINDOW), &counts);
+        assert_eq!((ended(&gauges[..50]), ended(&gauges[50..])), (0, 29));
     }
 }

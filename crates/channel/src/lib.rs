@@ -256,11 +256,17 @@ impl Channel {
     }
 
     /// Begins a circuit on behalf of somebody's that is to go on here: where the channel has no place left, one of whoever has most of them is ended.
+    /// Somebody whose circuits left no room for others here lately may have few of them.
     ///
     /// # Errors
     /// [`Closed`].
     pub async fn open_for(&self, origin: &Origin) -> Result<Circuit, Closed> {
-        let share = self.0.shares.take(origin, usize::MAX, Instant::now());
+        let now = Instant::now();
+        let each = match &self.0.transport {
+            Transport::Quic(transport) => transport.may_have(origin.who, now),
+            Transport::OneStream(..) => usize::MAX,
+        };
+        let share = self.0.shares.take(origin, each, now);
         let share = share.ok_or(Closed::Full)?;
         let mut circuit = self.open().await?;
         circuit.sender.is_for(origin, share);

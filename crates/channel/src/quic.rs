@@ -120,7 +120,7 @@ pub(super) fn start(
         padding: io.padding,
         lanes: (config.rival == Some(Rival::StreamPerStream)).then(Lanes::default),
         pulse: accepted.then(Pulse::new),
-        readers: Readers::default(),
+        readers: Readers::new(config.window.into(), config.whole_window(true)),
         is_blocked,
     });
     if shared.lanes.is_some() {
@@ -157,6 +157,11 @@ impl Transport {
 
     pub(super) fn circuits(&self) -> usize {
         self.0.ids.lock().len()
+    }
+
+    /// How many circuits somebody may have who asks for one.
+    pub(super) fn may_have(&self, who: u64, now: Instant) -> usize {
+        self.0.readers.may_have(who, now)
     }
 
     /// Where the peer is now, as the connection sees it.
@@ -369,9 +374,8 @@ async fn make_room(shared: &Shared) -> Infallible {
         if timeout(TOLD_AGAIN, is_blocked.notified()).await.is_err() {
             continue;
         }
-        let (each, whole) = (shared.config.window, shared.config.whole_window(true));
         let unread = shared.connection.unread();
-        let ended = shared.readers.end(&unread, &marks, each.into(), whole);
+        let ended = shared.readers.end(&unread, &marks, Instant::now());
         shared.counts.ended_for_room.add(ended);
         tracing::debug!(ended, "circuits that nobody read kept others from going on");
     }

@@ -23,6 +23,8 @@ const SPARE_DIVISOR: usize = 16;
 pub struct Origin {
     /// One number for all that count as one.
     pub who: u64,
+    /// He is a relay that is known, and asks on behalf of others.
+    pub is_relay: bool,
     /// The end that faces him.
     pub circuit: Handle,
 }
@@ -79,6 +81,13 @@ impl Handle {
     pub(super) fn end(&self) {
         if let Some(gauge) = self.0.upgrade() {
             gauge.end();
+        }
+    }
+
+    /// The peer who began it is one of those that count as `who`, and no relay that is known.
+    pub fn is_of_guest(&self, who: u64) {
+        if let Some(gauge) = self.0.upgrade() {
+            gauge.is_of_guest(who);
         }
     }
 }
@@ -208,7 +217,13 @@ mod tests {
     fn circuit(who: u64) -> (Origin, Arc<Gauge>) {
         let gauge = Arc::new(Gauge::quic(0));
         let circuit = Handle::new(&gauge);
-        (Origin { who, circuit }, gauge)
+        let is_relay = false;
+        let origin = Origin {
+            who,
+            is_relay,
+            circuit,
+        };
+        (origin, gauge)
     }
 
     #[test]

@@ -1,25 +1,44 @@
 //! Which circuits end where a QUIC channel's window is full of what nobody reads. That window is for all circuits of the channel (RFC 9000 §4.1), and one that
 //! stands still keeps its part of it: whoever has enough of them at a relay, and takes nothing, would stop all others between two relays. When the peer says
 //! that it may send nothing more, and nothing is read that would let it, circuits end of which something waits that nobody has taken, until little of
-//! the window can be theirs: each time one of whoever has most of them, and of his the one that was read least of late, the newest first. No clock.
+//! the window can be theirs: each time one of whoever has most of them, and of his the one that was read least of late, the newest first.
+//!
+//! Whoever it was may have no more circuits on the channel for ten minutes than may stay, so that he cannot fill it again at once and again. A relay that asks
+//! on behalf of others may: it would be they who pay. No clock.
 
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use hoplite_quic::StreamId;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::budget::Gauge;
 
 /// This part of the window may still be that of circuits that nobody reads.
 const LEFT_DIVISOR: u64 = 8;
 
-/// The circuits of a channel, the oldest first.
-#[derive(Debug, Default)]
-pub(super) struct Readers(Mutex<Vec<(StreamId, Weak<Gauge>)>>);
+/// For so long it is remembered whose circuits were ended.
+const REMEMBERED: Duration = Duration::from_secs(600);
+
+/// Of so many at most; then the one is forgotten who did it longest ago.
+const MOST_REMEMBERED: usize = 1024;
+
+/// The circuits of a channel.
+#[derive(Debug)]
+pub(super) struct Readers {
+    /// What one circuit may have waiting, and all of them.
+    each: u64,
+    whole: u64,
+    /// The oldest first.
+    circuits: Mutex<Vec<(StreamId, Weak<Gauge>)>>,
+    /// Whose were ended, and when last.
+    ended: Mutex<HashMap<u64, Instant>>,
+}
 
 /// How much of each had been read.
 pub(super) struct Marks(HashMap<StreamId, u64>);
@@ -28,8 +47,18 @@ pub(super) struct Marks(HashMap<StreamId, u64>);
 type Holding = Vec<(Reverse<u64>, Arc<Gauge>)>;
 
 impl Readers {
+    /// Of a channel on which one circuit may have `each` bytes waiting, and all of them the `whole`.
+    pub(super) fn new(each: u64, whole: u64) -> Self {
+        Self {
+            each,
+            whole,
+            circuits: Mutex::default(),
+            ended: Mutex::default(),
+        }
+    }
+
     pub(super) fn enter(&self, stream: StreamId, gauge: &Arc<Gauge>) {
-        let mut circuits = self.0.lock();
+        let mut circuits = self.circuits.lock();
         if circuits.len() == circuits.capacity() {
             circuits.retain(|(_, gauge)| gauge.strong_count() > 0);
         }
@@ -42,8 +71,20 @@ impl Readers {
         Marks(all.map(|(id, gauge)| (id, gauge.has_read())).collect())
     }
 
-    /// Ends circuits whose streams are `unread`, as far as their windows of `each` are too much of the `whole`; `marks` are of a while ago. Answers how many.
-    pub(super) fn end(&self, unread: &[StreamId], marks: &Marks, each: u64, whole: u64) -> u64 {
+    /// How many circuits he may have on the channel.
+    pub(super) fn may_have(&self, who: u64, now: Instant) -> usize {
+        let since = self.ended.lock().get(&who).copied();
+        let is_remembered =
+            since.is_some_and(|since| now.saturating_duration_since(since) < REMEMBERED);
+        if is_remembered {
+            usize::try_from(self.may_stay()).unwrap_or(usize::MAX)
+        } else {
+            usize::MAX
+        }
+    }
+
+    /// Ends circuits whose streams are `unread`, as far as their windows are too much of the whole; `marks` are of a while ago. Answers how many.
+    pub(super) fn end(&self, unread: &[StreamId], marks: &Marks, now: Instant) -> u64 {
         let unread: HashSet<_> = unread.iter().collect();
         let mut by_whom = BTreeMap::<Option<u64>, Holding>::new();
         let mut count = 0;
@@ -58,13 +99,16 @@ impl Readers {
         for holding in by_whom.values_mut() {
             holding.sort_by_key(|(since, _)| *since);
         }
-        let may_stay = whole / LEFT_DIVISOR / each.max(1);
+        let may_stay = self.may_stay();
         let mut ended = 0;
         while count > may_stay {
             let most = by_whom.values_mut().max_by_key(|holding| holding.len());
             let Some((_, gauge)) = most.and_then(Vec::pop) else {
                 break;
             };
+            if let Some(who) = gauge.owner() {
+                self.remember(who, now);
+            }
             gauge.end_whole();
             count -= 1;
             ended += 1;
@@ -72,8 +116,22 @@ impl Readers {
         ended
     }
 
+    fn may_stay(&self) -> u64 {
+        self.whole / LEFT_DIVISOR / self.each.max(1)
+    }
+
+    fn remember(&self, who: u64, now: Instant) {
+        let mut ended = self.ended.lock();
+        if ended.len() >= MOST_REMEMBERED && !ended.contains_key(&who) {
+            let oldest = ended.iter().min_by_key(|(_, since)| **since);
+            let oldest = oldest.map(|(who, _)| *who);
+            oldest.and_then(|who| ended.remove(&who));
+        }
+        ended.insert(who, now);
+    }
+
     fn all(&self) -> impl Iterator<Item = (StreamId, Arc<Gauge>)> {
-        let circuits = self.0.lock().clone();
+        let circuits = self.circuits.lock().clone();
         let there = |(id, gauge): (StreamId, Weak<Gauge>)| Some((id, gauge.upgrade()?));
         let circuits = circuits.into_iter().filter_map(there);
         circuits.filter(|(_, gauge)| !gauge.is_over())
@@ -91,12 +149,13 @@ mod tests {
         StreamId::new(Side::Client, Dir::Bi, n)
     }
 
-    /// Circuits of a channel, each asked for by one of these: their ends here, and those that face who asked.
+    /// Circuits of a channel, each asked for by one of these, who is a relay from 100 on: their ends here, and those that face who asked.
     fn circuits(readers: &Readers, whose: &[u64]) -> Vec<(Arc<Gauge>, Arc<Gauge>)> {
         let circuit = |(n, who): (u64, &u64)| {
             let [here, back] = [0, 0].map(|window| Arc::new(Gauge::quic(window)));
             let origin = Origin {
                 who: *who,
+                is_relay: *who >= 100,
                 circuit: Handle::new(&back),
             };
             here.is_for(&origin);
@@ -115,38 +174,64 @@ mod tests {
 
     #[test]
     fn whoever_holds_most_makes_room_and_of_his_what_was_read_least_of_late() {
-        let readers = Readers::default();
+        let readers = Readers::new(10, 400);
         let circuits = circuits(&readers, &[1, 2, 2, 2, 2, 1, 3]);
         circuits[2].0.read(9);
         let marks = readers.marks();
         circuits[2].0.read(10);
         circuits[4].0.read(7);
         let unread: Vec<_> = (0..7).map(stream).collect();
-        assert_eq!(readers.end(&unread, &marks, 10, 400), 2);
+        assert_eq!(readers.end(&unread, &marks, Instant::now()), 2);
         assert_eq!(ended(&circuits), [1, 3]);
-        assert_eq!(
-            readers.end(&unread, &marks, 10, 400),
-            0,
-            "the rest may stay"
-        );
+        let again = readers.end(&unread, &marks, Instant::now());
+        assert_eq!(again, 0, "the rest may stay");
     }
 
     #[test]
     fn circuits_of_which_nothing_waits_stay() {
-        let readers = Readers::default();
+        let readers = Readers::new(10, 10);
         let circuits = circuits(&readers, &[1; 8]);
         let unread: Vec<_> = (2..5).map(stream).collect();
-        assert_eq!(readers.end(&unread, &readers.marks(), 10, 10), 3);
+        let marks = readers.marks();
+        assert_eq!(readers.end(&unread, &marks, Instant::now()), 3);
         assert_eq!(ended(&circuits), [2, 3, 4]);
     }
 
     #[test]
     fn of_equals_the_newest_go_first_and_those_that_are_gone_are_not_counted() {
-        let readers = Readers::default();
+        let readers = Readers::new(10, 400);
         let mut circuits = circuits(&readers, &[1; 8]);
         drop(circuits.remove(0));
         let unread: Vec<_> = (0..8).map(stream).collect();
-        assert_eq!(readers.end(&unread, &readers.marks(), 10, 400), 2);
+        let marks = readers.marks();
+        assert_eq!(readers.end(&unread, &marks, Instant::now()), 2);
         assert_eq!(ended(&circuits), [5, 6]);
+    }
+
+    #[test]
+    fn whose_circuits_were_ended_may_have_a_few_for_a_while_and_a_relay_as_before() {
+        let readers = Readers::new(10, 400);
+        let whose: Vec<_> = [7; 20].into_iter().chain([100; 20]).chain([8]).collect();
+        let _circuits = circuits(&readers, &whose);
+        let unread: Vec<_> = (0..41).map(stream).collect();
+        let now = Instant::now();
+        assert_eq!(readers.end(&unread, &readers.marks(), now), 36);
+        assert_eq!(readers.may_have(7, now), 5);
+        assert_eq!(readers.may_have(8, now), usize::MAX, "he has lost none");
+        assert_eq!(readers.may_have(100, now), usize::MAX, "others ask by it");
+        assert_eq!(readers.may_have(7, now + REMEMBERED), usize::MAX);
+    }
+
+    #[test]
+    fn so_many_are_remembered_and_of_those_the_latest() {
+        let (readers, now) = (Readers::new(10, 400), Instant::now());
+        let who = |n: usize| u64::try_from(n).unwrap();
+        for n in 0..=MOST_REMEMBERED {
+            readers.remember(who(n), now + Duration::from_millis(who(n)));
+        }
+        let now = now + Duration::from_secs(5);
+        assert_eq!(readers.may_have(0, now), usize::MAX);
+        assert_eq!(readers.may_have(1, now), 5);
+        assert_eq!(readers.may_have(who(MOST_REMEMBERED), now), 5);
     }
 }

@@ -487,6 +487,7 @@ fn bounds(settings: &Settings, config: &Config) -> channel::Config {
         circuits: settings.circuits_per_relay,
         guest_circuits: settings.circuits_per_client,
         window: config.onion.stream_window,
+        windows: settings.connection_window.into(),
         guest_windows: config.limits.connection_window.into(),
         queued: settings.queued,
         kept: endpoints(settings).most(),

@@ -67,11 +67,15 @@ pub struct Onion {
     pub skins_waiting: usize,
     /// Onion skins of one address that wait.
     pub skins_waiting_per_client: usize,
-    /// Bytes that may wait in the circuits of all channels, and in the streams of those that end here; beyond it those that move least are ended.
+    /// Bytes that may wait in the circuits of all channels, and in the streams of those that end here; beyond it those that move least are ended,
+    /// those of clients who have more than a sixteenth of it first.
     pub queued: u64,
     /// Over QUIC: bytes of a circuit that may be on their way, each way. While circuits are served over QUIC, tunnels of the port have it as well, instead of
     /// `[limits] stream_window`: what a connection will carry is not known when it begins.
     pub stream_window: u32,
+    /// Over QUIC: bytes of all circuits of a channel to another relay that may be on their way, each way; where those that nobody reads fill it they
+    /// end. A client's channel has `[limits] connection_window`.
+    pub connection_window: u32,
     /// Streams to targets of one circuit. Each counts as a request of `[limits]` too, of the address that the channel comes from.
     pub streams: usize,
     /// Seconds that a small piece of what a target sends waits for more of it, so that they share a cell.
@@ -237,6 +241,7 @@ impl Default for Onion {
             skins_waiting_per_client: 128,
             queued: 1 << 30,
             stream_window: 1 << 20,
+            connection_window: 256 << 20,
             streams: 512,
             share: Duration::ZERO,
             streams_per_client: 4096,
@@ -434,6 +439,11 @@ impl Onion {
         if self.stream_window < 65_536 {
             let problem = "expected at least 65536 bytes";
             return Err(ConfigError::new("onion.stream_window", problem));
+        }
+        // One that has nothing but what eight circuits leave would end them at once.
+        if u64::from(self.connection_window) < 8 * u64::from(self.stream_window) {
+            let problem = "expected at least eight times onion.stream_window";
+            return Err(ConfigError::new("onion.connection_window", problem));
         }
         if self.share > Duration::from_secs(1) {
             return Err(ConfigError::new("onion.share", "expected 0 to 1 second"));

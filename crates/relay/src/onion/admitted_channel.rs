@@ -94,8 +94,12 @@ impl AdmittedChannel {
         }
         let origin = Origin {
             who: self.client.number(),
+            is_relay: self.is_known,
             circuit: circuit.sender.handle(),
         };
+        if !self.is_known {
+            origin.circuit.is_of_guest(origin.who);
+        }
         let place = || {
             let quota = self.shared.quotas.request(self.client).ok()?;
             let share = self.circuits.take(&origin, self.each, Instant::now())?;
