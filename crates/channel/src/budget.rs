@@ -1,7 +1,8 @@
-//! What waits in all circuits of a process, and which of them end when it is too much: those that move least, as what waits in them is the oldest; before
-//! all others those of whoever has a sixteenth of it and is no relay that asks on behalf of others, so that many which move a little do not outlast few
-//! that stand still for a moment. Every channel's circuits are entered here, in the [`Counts`](super::Counts) that the channels of a process share; a task looks at them once
-//! a second while there are so many that they could hold more than [`Config::queued`](super::Config::queued).
+//! What waits in all circuits of a process, and which of them end when it is too much: those that move least, as what waits in them is the oldest;
+//! before all others those of whoever has a sixteenth of it and is no relay that asks on behalf of others, so that many which move a little do not
+//! outlast few that stand still for a moment. Every channel's circuits are entered here, in the [`Counts`](super::Counts) that the channels of a
+//! process share; a task looks at them once a second while there are so many that they could hold more than
+//! [`Config::queued`](super::Config::queued).
 //! C tor does the same with `MaxMemInQueues`; proposal 324 §4.1.3: "MUST close the streams with the oldest chunks".
 //!
 //! What whoever holds a circuit keeps for it counts as well ([`CircuitBacklog`]): at an exit, bytes that wait for targets.
@@ -39,6 +40,15 @@ const RESOURCE_LIMIT: u8 = 5;
 /// The memory budget of a process's queues: all circuits whose queues count.
 #[derive(Debug, Default)]
 pub(super) struct QueueBudget(Mutex<Entered>);
+
+/// A circuit in which something waits.
+struct Measured {
+    /// Bytes that have moved since it was last looked at.
+    since: u64,
+    /// Bytes that wait.
+    bytes: u64,
+    gauge: Arc<Gauge>,
+}
 
 #[derive(Debug, Default)]
 struct Entered {
@@ -254,57 +264,75 @@ impl super::Counts {
 impl Entered {
     /// Ends circuits, if too much waits in all of them.
     fn relieve(&mut self, most: u64, ended: &Count) {
+        let mut all = self.measured();
+        if all.iter().map(|one| one.bytes).sum::<u64>() <= most {
+            return;
+        }
+        // What moves least first, and of those the one that holds most.
+        all.sort_by_key(|one| (one.since, Reverse(one.bytes)));
+        let mut held = HashMap::<u64, u64>::new();
+        for one in &all {
+            if let Some(who) = one.gauge.owner() {
+                *held.entry(who).or_default() += one.bytes;
+            }
+        }
+        let enough = most / 100 * LOW_WATER_PERCENT;
+        end_until(enough, &all, ended, |one| {
+            let held = one.gauge.owner().and_then(|who| held.get_mut(&who));
+            let Some(held) = held.filter(|held| **held > most / SHARE_DIVISOR) else {
+                return false;
+            };
+            *held = held.saturating_sub(one.bytes);
+            true
+        });
+        end_until(enough, &all, ended, |_| true);
+    }
+
+    /// The circuits in which something waits. Those that are gone are forgotten.
+    fn measured(&mut self) -> Vec<Measured> {
         let mut all = Vec::new();
         self.circuits.retain_mut(|(gauge, before)| {
             let alive = gauge.upgrade();
-            let Some(gauge) = alive.filter(|gauge| !gauge.over.load(Relaxed)) else {
+            let Some(gauge) = alive.filter(|gauge| !gauge.is_over()) else {
                 return false;
             };
             let (bytes, moved) = gauge.measure();
             let since = moved.saturating_sub(std::mem::replace(before, moved));
             if bytes > 0 {
-                all.push((since, bytes, gauge));
+                all.push(Measured {
+                    since,
+                    bytes,
+                    gauge,
+                });
             }
             true
         });
-        let mut total: u64 = all.iter().map(|(_, bytes, _)| bytes).sum();
-        if total <= most {
+        all
+    }
+}
+
+/// Ends those of them that may be, one after the other, until no more waits in the others than is `enough`.
+fn end_until(
+    enough: u64,
+    all: &[Measured],
+    ended: &Count,
+    mut may_end: impl FnMut(&Measured) -> bool,
+) {
+    let left: Vec<_> = all.iter().filter(|one| !one.gauge.is_over()).collect();
+    let mut waits: u64 = left.iter().map(|one| one.bytes).sum();
+    for one in left {
+        if waits <= enough {
             return;
         }
-        // What moves least first, and of those the one that holds most.
-        all.sort_by_key(|(since, bytes, _)| (*since, Reverse(*bytes)));
-        let mut held = HashMap::<u64, u64>::new();
-        for (_, bytes, gauge) in &all {
-            if let Some(who) = gauge.owner() {
-                *held.entry(who).or_default() += bytes;
-            }
-        }
-        let enough = most / 100 * LOW_WATER_PERCENT;
-        let mut end = |bytes: u64, gauge: &Gauge| {
-            // It may have ended with its other end.
-            if !gauge.is_over() {
-                gauge.end_whole();
-                ended.up();
-            }
-            total = total.saturating_sub(bytes);
-            total <= enough
-        };
-        for (_, bytes, gauge) in &all {
-            let held = gauge.owner().and_then(|who| held.get_mut(&who));
-            let Some(held) = held.filter(|held| **held > most / SHARE_DIVISOR) else {
+        let went_with_its_other_end = one.gauge.is_over();
+        if !went_with_its_other_end {
+            if !may_end(one) {
                 continue;
-            };
-            *held = held.saturating_sub(*bytes);
-            if end(*bytes, gauge) {
-                return;
             }
+            one.gauge.end_whole();
+            ended.up();
         }
-        let left = all.iter().filter(|(.., gauge)| !gauge.is_over());
-        for (_, bytes, gauge) in left {
-            if end(*bytes, gauge) {
-                return;
-            }
-        }
+        waits = waits.saturating_sub(one.bytes);
     }
 }
 

@@ -77,7 +77,7 @@ impl Readers {
         let is_remembered =
             since.is_some_and(|since| now.saturating_duration_since(since) < REMEMBERED);
         if is_remembered {
-            usize::try_from(self.may_stay()).unwrap_or(usize::MAX)
+            usize::try_from(self.may_stay().max(1)).unwrap_or(usize::MAX)
         } else {
             usize::MAX
         }

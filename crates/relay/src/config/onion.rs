@@ -440,7 +440,7 @@ impl Onion {
             let problem = "expected at least 65536 bytes";
             return Err(ConfigError::new("onion.stream_window", problem));
         }
-        // One that has nothing but what eight circuits leave would end them at once.
+        // An eighth may be of circuits that nobody reads: of one at least.
         if u64::from(self.connection_window) < 8 * u64::from(self.stream_window) {
             let problem = "expected at least eight times onion.stream_window";
             return Err(ConfigError::new("onion.connection_window", problem));
