@@ -36,7 +36,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep};
 
 use self::{
-    admitted_channel::AdmittedChannel,
+    admitted_channel::{AdmittedChannel, Peer},
     exit_overlay::{ExitOverlay, NextRelays},
     known_relays::KnownRelays,
 };
@@ -305,7 +305,6 @@ impl Onion {
         place: &Arc<Place>,
     ) {
         self.channels.add(&channel);
-        let client = self.counts_as(&channel, &shared.quotas).unwrap_or(client);
         let place = Some(Arc::clone(place));
         self.carry(channel, client, shared, alive, place).await;
     }
@@ -317,49 +316,39 @@ impl Onion {
         let (Some((shared, alive)), Some(peer)) = (shared, channel.peer()) else {
             return;
         };
-        let client = self.counts_as(&channel, &shared.quotas);
-        let client = client.unwrap_or_else(|| match channel.remote() {
+        let stranger = match channel.remote() {
             Some(address) => shared.quotas.by_address(address),
             None => shared.quotas.by_identity(&peer.ed25519),
-        });
+        };
         drop(tokio::spawn(async move {
-            self.carry(channel, client, &shared, alive, None).await;
+            self.carry(channel, stranger, &shared, alive, None).await;
         }));
     }
 
-    fn is_listed(&self, channel: &Channel) -> bool {
-        let peer = channel.peer();
-        peer.is_some_and(|peer| self.known.lists(&peer.ed25519))
-    }
-
-    /// A relay of the list counts by its identity. Others have as many as they like, and count by their address.
-    fn counts_as(&self, channel: &Channel, quotas: &Quotas) -> Option<ClientKey> {
-        let peer = channel.peer().filter(|_| self.is_listed(channel))?;
-        Some(quotas.by_identity(&peer.ed25519))
-    }
-
+    /// `stranger` is what the peer counts as while the list does not have it.
     async fn carry(
         &self,
         channel: Channel,
-        client: ClientKey,
+        stranger: ClientKey,
         shared: &Arc<Shared>,
         alive: Alive,
         place: Option<Arc<Place>>,
     ) {
-        let is_known = self.is_listed(&channel);
+        let relay = channel
+            .peer()
+            .map(|peer| (peer.ed25519, shared.quotas.by_identity(&peer.ed25519)));
         let door = AdmittedChannel {
             channel: channel.clone(),
-            client,
-            is_known,
+            peer: Peer {
+                stranger,
+                relay,
+                known: Arc::clone(&self.known),
+            },
             place,
             shared: Arc::clone(shared),
             alive: alive.clone(),
             circuits: self.circuits.clone(),
-            each: if is_known {
-                usize::MAX
-            } else {
-                self.settings.circuits_per_address
-            },
+            each: self.settings.circuits_per_address,
             seen: Arc::clone(&self.seen),
             share: channel.peer().is_none().then(ClientShare::default),
             streams: Arc::default(),

@@ -11,7 +11,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use hoplite_channel::{self as link, Origin, Share, Shares};
+use hoplite_channel::{self as link, Listing, Origin, Share, Shares};
 use hoplite_onion::{
     channel::{
         AdmittedStream, Channel, CircuitBacklog, CircuitEnds, Closed, LookUp, Receiver, Sender,
@@ -22,6 +22,7 @@ use hoplite_onion::{
 use hoplite_wire::cell::{BODY, Cell, circuit::DestroyReason};
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::known_relays::KnownRelays;
 use crate::{
     failure::Limit,
     limits::{Busy, ClientKey, Pace, Place, QuotaGuard},
@@ -32,14 +33,12 @@ use crate::{
 /// A channel, and what its circuits count as.
 pub(super) struct AdmittedChannel {
     pub(super) channel: link::Channel,
-    pub(super) client: ClientKey,
-    /// Whether the client is a relay of the directory's list, which comes before strangers.
-    pub(super) is_known: bool,
+    pub(super) peer: Peer,
     /// Of a channel that came in: it is busy while it carries circuits.
     pub(super) place: Option<Arc<Place>>,
     pub(super) shared: Arc<Shared>,
     pub(super) alive: Alive,
-    /// The relay's circuits, and how many of them the client may have.
+    /// The relay's circuits, and how many of them a stranger may have.
     pub(super) circuits: Shares,
     pub(super) each: usize,
     /// What is counted of it: of a client's channel, so much and no more.
@@ -48,6 +47,26 @@ pub(super) struct AdmittedChannel {
     /// Streams of the channel's circuits that end here, and how many there may be.
     pub(super) streams: Arc<AtomicUsize>,
     pub(super) most_streams: usize,
+}
+
+/// Whose is what comes on a channel.
+pub(super) struct Peer {
+    /// A stranger's, who counts by his address.
+    pub(super) stranger: ClientKey,
+    /// One that shows an identity, and what it counts as while the directory's list has it.
+    pub(super) relay: Option<([u8; 32], ClientKey)>,
+    pub(super) known: Arc<KnownRelays>,
+}
+
+impl Peer {
+    /// What it counts as now, and whether it is a relay of the list, which comes before strangers: a channel may be older than the list that has its
+    /// relay, and than the one that has it no more.
+    fn now(&self) -> (ClientKey, bool) {
+        let listed = self
+            .relay
+            .filter(|(identity, _)| self.known.lists(identity));
+        listed.map_or((self.stranger, false), |(_, key)| (key, true))
+    }
 }
 
 /// One of them: it counts as a request of its client, too.
@@ -92,17 +111,19 @@ impl AdmittedChannel {
         if self.alive.is_draining() {
             return Err(DestroyReason::HIBERNATING);
         }
+        let (client, is_relay) = self.peer.now();
         let origin = Origin {
-            who: self.client.number(),
-            is_relay: self.is_known,
+            who: client.number(),
+            is_relay,
             circuit: circuit.sender.handle(),
         };
-        if !self.is_known {
+        if !is_relay {
             origin.circuit.is_of_guest(origin.who);
         }
+        let each = if is_relay { usize::MAX } else { self.each };
         let place = || {
-            let quota = self.shared.quotas.request(self.client).ok()?;
-            let share = self.circuits.take(&origin, self.each, Instant::now())?;
+            let quota = self.shared.quotas.request(client).ok()?;
+            let share = self.circuits.take(&origin, each, Instant::now())?;
             Some((quota, share))
         };
         let Some((quota, share)) = place() else {
@@ -150,7 +171,7 @@ impl Channel for AdmittedChannel {
         let more = |n| (n < self.most_streams).then_some(n + 1);
         let counted = self.streams.fetch_update(Relaxed, Relaxed, more).is_ok();
         let quota = counted
-            .then(|| self.shared.quotas.request(self.client).ok())
+            .then(|| self.shared.quotas.request(self.peer.now().0).ok())
             .flatten();
         let Some(quota) = quota else {
             self.streams.fetch_sub(usize::from(counted), Relaxed);
@@ -165,9 +186,10 @@ impl Channel for AdmittedChannel {
     }
 
     fn requester(&self) -> Requester {
+        let (client, known) = self.peer.now();
         Requester {
-            key: self.client.number(),
-            known: self.is_known,
+            key: client.number(),
+            known,
         }
     }
 

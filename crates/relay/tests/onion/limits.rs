@@ -224,6 +224,30 @@ async fn one_address_has_so_many_circuits_over_all_its_channels() {
     }
 }
 
+/// Channels between relays last for days; the list changes each hour.
+#[tokio::test]
+async fn a_relay_counts_as_one_while_the_list_has_it_on_the_channel_that_it_has() {
+    let first = relay(|_| ());
+    let second = relay(|config| config.onion.circuits_per_address = 2);
+    let onion = client(path([&first, &second]), How::Tls);
+    let target = targets::tcp_echo().await;
+    let mut held = Vec::new();
+    for n in 1..=2 {
+        held.push(open(&onion, target, &token(n)).await.expect("opens"));
+    }
+    let stranger = open(&onion, target, &token(3)).await;
+    stranger.expect_err("too many");
+    let listed = second.listed().expect("it serves circuits");
+    let identity = known("first", &first).keys.ed25519;
+    listed.replace([(identity, first.addresses().to_vec())]);
+    for n in 4..=6 {
+        held.push(open(&onion, target, &token(n)).await.expect("opens"));
+    }
+    listed.replace([]);
+    let stranger = open(&onion, target, &token(7)).await;
+    stranger.expect_err("two are taken by the address already");
+}
+
 #[tokio::test]
 async fn a_client_has_no_more_channels_than_connections() {
     let only = relay(|config| config.limits.connections_per_client = 1);
