@@ -1,6 +1,6 @@
 //! Who has how many circuits of a number that all share: the circuits of a channel to another relay, or those of a whole relay. While there is room
 //! everybody takes what he asks for; where all is taken, a circuit of whoever has most goes for one of somebody who has less, the one that has carried
-//! nothing for longest. So nobody is kept out by whoever came before him, and whoever has most gains nothing by asking for more.
+//! nothing for longest of those that are looked at: a few, others each time. So nobody is kept out by whoever came before him, and whoever has most gains nothing by asking for more.
 //!
 //! A circuit is known by the end that faces whoever asked for it ([`Origin`]): with that end, all of it ends.
 
@@ -17,6 +17,8 @@ use super::budget::Gauge;
 
 /// One in this many is not given out: it is for circuits that are being ended for others.
 const SPARE_DIVISOR: usize = 16;
+/// Of so many is looked which moves least, however many one has: nobody waits for more.
+const LOOKED_AT: usize = 32;
 
 /// On whose behalf a circuit is begun: who that is, as far as his share goes, and the end of his circuit that faces him.
 #[derive(Clone)]
@@ -46,15 +48,23 @@ struct Inner {
 #[derive(Debug, Default)]
 struct Taken {
     all: usize,
-    by: BTreeMap<u64, Vec<Entry>>,
+    by: BTreeMap<u64, Held>,
     /// Who has how many, the most last.
     weights: BTreeSet<(usize, u64)>,
     serial: u64,
 }
 
+/// What one has.
+#[derive(Debug, Default)]
+struct Held {
+    /// By their serials.
+    entries: BTreeMap<u64, Entry>,
+    /// The next to be looked at.
+    next: u64,
+}
+
 #[derive(Debug)]
 struct Entry {
-    serial: u64,
     circuit: Handle,
     /// How much had moved when that was last looked at, and since when it has not moved.
     moved: u64,
@@ -105,7 +115,10 @@ impl Shares {
     /// would have.
     pub fn take(&self, origin: &Origin, each: usize, now: Instant) -> Option<Share> {
         let mut taken = self.0.taken.lock();
-        let own = taken.by.get(&origin.who).map_or(0, Vec::len);
+        let own = taken
+            .by
+            .get(&origin.who)
+            .map_or(0, |held| held.entries.len());
         if own >= each {
             return None;
         }
@@ -145,42 +158,31 @@ impl Taken {
     fn add(&mut self, origin: &Origin, now: Instant) -> u64 {
         self.serial = self.serial.wrapping_add(1);
         let entry = Entry {
-            serial: self.serial,
             circuit: origin.circuit.clone(),
             moved: origin.circuit.moved(),
             since: now,
         };
-        self.change(origin.who, |entries| entries.push(entry));
+        let serial = self.serial;
+        self.change(origin.who, |entries| drop(entries.insert(serial, entry)));
         self.all += 1;
-        self.serial
+        serial
     }
 
-    /// The circuit of `who` that has not moved for longest.
+    /// The circuit of `who` that has not moved for longest, of the next few.
     fn evict(&mut self, who: u64, now: Instant) -> Option<Handle> {
-        let entries = self.by.get_mut(&who)?;
-        for entry in entries.iter_mut() {
-            let moved = entry.circuit.moved();
-            if std::mem::replace(&mut entry.moved, moved) != moved {
-                entry.since = now;
-            }
-        }
-        let oldest = entries.iter().min_by_key(|entry| entry.since)?;
-        let serial = oldest.serial;
+        let serial = self.by.get_mut(&who)?.oldest(now)?;
         self.remove(who, serial)
     }
 
     fn remove(&mut self, who: u64, serial: u64) -> Option<Handle> {
         let mut gone = None;
-        self.change(who, |entries| {
-            let place = entries.iter().position(|entry| entry.serial == serial);
-            gone = place.map(|place| entries.swap_remove(place).circuit);
-        });
+        self.change(who, |entries| gone = entries.remove(&serial));
         self.all -= usize::from(gone.is_some());
-        gone
+        gone.map(|entry| entry.circuit)
     }
 
-    fn change(&mut self, who: u64, change: impl FnOnce(&mut Vec<Entry>)) {
-        let entries = self.by.entry(who).or_default();
+    fn change(&mut self, who: u64, change: impl FnOnce(&mut BTreeMap<u64, Entry>)) {
+        let entries = &mut self.by.entry(who).or_default().entries;
         let before = entries.len();
         change(entries);
         let after = entries.len();
@@ -189,6 +191,35 @@ impl Taken {
             0 => drop(self.by.remove(&who)),
             _ => drop(self.weights.insert((after, who))),
         }
+    }
+}
+
+impl Held {
+    fn oldest(&mut self, now: Instant) -> Option<u64> {
+        let (before, behind) = (..self.next, self.next..);
+        let next = [self.entries.range(behind), self.entries.range(before)];
+        let looked_at: Vec<u64> = next
+            .into_iter()
+            .flatten()
+            .map(|(serial, _)| *serial)
+            .take(LOOKED_AT)
+            .collect();
+        self.next = looked_at.last()?.wrapping_add(1);
+        let mut oldest = None::<(Instant, u64)>;
+        for serial in looked_at {
+            let Some(entry) = self.entries.get_mut(&serial) else {
+                continue;
+            };
+            let moved = entry.circuit.moved();
+            if std::mem::replace(&mut entry.moved, moved) != moved {
+                entry.since = now;
+            }
+            let older = oldest.is_none_or(|(since, _)| entry.since < since);
+            if older {
+                oldest = Some((entry.since, serial));
+            }
+        }
+        oldest.map(|(_, serial)| serial)
     }
 }
 
@@ -253,6 +284,30 @@ mod tests {
     }
 
     #[test]
+    fn of_many_each_is_looked_at_in_its_turn_and_no_more_than_a_few_at_once() {
+        let (shares, mut now) = (Shares::new(1024), Instant::now());
+        let hogs: Vec<_> = (0..960).map(|_| circuit(1)).collect();
+        let take = |(origin, _): &(Origin, Arc<Gauge>), now| shares.take(origin, usize::MAX, now);
+        let _held: Vec<_> = hogs.iter().map(|one| take(one, now)).collect();
+        // One in each few stands still.
+        for (n, (_, gauge)) in hogs.iter().enumerate() {
+            gauge.read(u64::from(n % LOOKED_AT != 7));
+        }
+        let others: Vec<_> = (2..32).map(circuit).collect();
+        let mut places = Vec::new();
+        for other in &others {
+            now += Duration::from_secs(1);
+            places.push(take(other, now).expect("a place"));
+        }
+        let ended = hogs
+            .iter()
+            .enumerate()
+            .filter(|(_, (_, gauge))| gauge.is_over());
+        assert!(ended.clone().all(|(n, _)| n % LOOKED_AT == 7));
+        assert_eq!(ended.count(), others.len());
+    }
+
+    #[test]
     fn in_the_end_all_have_the_same_and_nobody_can_have_more() {
         let (shares, now) = (Shares::new(128), Instant::now());
         let circuits: Vec<_> = (0..120).map(|_| circuit(0)).collect();
@@ -266,7 +321,7 @@ mod tests {
             later.push((shares.take(&circuit.0, usize::MAX, now), circuit));
         }
         let taken = shares.0.taken.lock();
-        let most: Vec<_> = taken.by.values().map(Vec::len).collect();
+        let most: Vec<_> = taken.by.values().map(|held| held.entries.len()).collect();
         assert_eq!((most, taken.all), (vec![20; 6], 120));
     }
 
