@@ -224,6 +224,8 @@ impl Driver {
             endpoint.set_driver(member.leg(), cx.waker());
         }
         for _ in 0..BATCHES {
+            // What has ended keeps its memory until then, and a circuit may never rest.
+            while !self.tasks.is_empty() && self.tasks.try_join_next().is_some() {}
             match self.turn(cx) {
                 Ok(true) => {}
                 Ok(false) => {
