@@ -19,8 +19,7 @@ use std::{
 };
 
 use hoplite_channel::{
-    self as channel, Channel, ChannelDialer, ChannelServer, Channels, Counts, Listing, Shares,
-    handshake::Us,
+    self as channel, Channel, ChannelDialer, ChannelServer, Channels, Counts, Shares, handshake::Us,
 };
 use hoplite_crypto::onion::{OnionKeys, identity::RelayIdentity};
 use hoplite_onion::{
