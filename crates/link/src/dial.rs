@@ -4,7 +4,7 @@
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use hoplite_crypto::{ALPN_CHANNEL, ALPN_H2, ALPN_H3, Trust, client_tls};
-use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Stream, Terms};
+use hoplite_overlay::{Error, ErrorKind, Isolation, Overlay, Reason, Stream, Terms};
 use hoplite_quic::{
     ClientConfig, Connection, ConnectionController, ConnectionError, Endpoint, EndpointConfig,
     crypto::rustls::QuicClientConfig, liveness::Pulse, timer::Timers,
@@ -190,7 +190,7 @@ impl Dialer {
         let pulse = Pulse::new();
         let segments = self.config.receive_segments;
         let socket = VirtualSocket::new(flow, flow_ended.clone(), &bypass, &pulse, segments);
-        let endpoint = self.endpoint(socket.clone())?;
+        let endpoint = self.endpoint(socket.clone(), timers(&terms.isolation))?;
         let name = self.peer.server_name();
         let connecting = endpoint
             .connect_with(config, PEER, &name)
@@ -228,7 +228,7 @@ impl Dialer {
         })
     }
 
-    fn endpoint(&self, socket: Arc<VirtualSocket>) -> Result<Endpoint, Error> {
+    fn endpoint(&self, socket: Arc<VirtualSocket>, timers: Timers) -> Result<Endpoint, Error> {
         let mut config = EndpointConfig::default();
         config.rng_seed(self.config.seed);
         // The peer's packets are no larger than ours: then both ends find the same MTU.
@@ -236,8 +236,7 @@ impl Dialer {
         config
             .max_udp_payload_size(largest)
             .map_err(|e| self.bug(e))?;
-        Endpoint::with_socket(config, None, socket, Timers::Coinciding)
-            .map_err(|error| self.bug(error))
+        Endpoint::with_socket(config, None, socket, timers).map_err(|error| self.bug(error))
     }
 
     fn client_config(
@@ -260,6 +259,16 @@ impl Dialer {
     fn bug(&self, error: impl std::error::Error + Send + Sync + 'static) -> Error {
         let doing = format!("preparing a connection to relay {}", self.peer.name);
         Error::new(ErrorKind::Bug, doing).caused_by(error)
+    }
+}
+
+/// What all flows share beats together, so that a device at rest seldom wakes. Connections of isolation tokens do not: a relay that has two would know
+/// by their beat that they are one client's.
+fn timers(isolation: &Isolation) -> Timers {
+    if *isolation == Isolation::default() {
+        Timers::Coinciding
+    } else {
+        Timers::Exact
     }
 }
 

@@ -17,6 +17,7 @@ use hoplite_http::{
 };
 use hoplite_link::{Link, QuicLink};
 use hoplite_overlay::{Error, ErrorKind, Reason, Stream};
+use hoplite_quic::ConnectionError;
 use hoplite_wire::{
     RequestHead, ResponseHead, dns::MAX_MESSAGE, ecn_contexts::EcnContexts,
     privacy_pass::PrivateToken, tuning::Agreed,
@@ -162,6 +163,19 @@ impl Connection {
     /// Returns when it is lost.
     pub(crate) async fn closed(&self) {
         self.session.closed().await;
+    }
+
+    /// Whether the relay has said that it ends, or what it came over is gone; not, over QUIC, that nothing was heard.
+    pub(crate) fn is_closed_by_relay(&self) -> bool {
+        let Some(link) = &self.link else { return true };
+        matches!(
+            link.connection().close_reason(),
+            Some(
+                ConnectionError::ConnectionClosed(_)
+                    | ConnectionError::ApplicationClosed(_)
+                    | ConnectionError::Reset
+            )
+        )
     }
 
     async fn request(&self, head: &RequestHead) -> Result<Exchange, HttpError> {

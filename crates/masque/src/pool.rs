@@ -34,6 +34,12 @@ const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// How long no token is shown to a relay that has refused one.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
+/// A connection that the relay has ended within this time was of no use.
+const SHORT: Duration = Duration::from_secs(60);
+
+/// So often a pause doubles.
+const PAUSE_DOUBLINGS: u32 = 5;
+
 /// So often the time until QUIC is tried again doubles.
 const MAX_DOUBLINGS: u32 = 6;
 
@@ -48,12 +54,21 @@ pub(crate) struct Pool {
     told: Option<Arc<Told>>,
     /// When the relay last refused one of them.
     refused: Mutex<Option<Instant>>,
+    /// Connections that were of no use, since one was.
+    useless: Mutex<Useless>,
     /// How often QUIC was left because it lost much.
     left: AtomicU32,
     me: Weak<Self>,
     slots: Mutex<Slots>,
     /// Nothing is sent; who listens learns when the pool is gone.
     end: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+struct Useless {
+    count: u32,
+    /// Until when none is dialled.
+    until: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -82,6 +97,7 @@ impl Pool {
             tokens,
             told,
             refused: Mutex::default(),
+            useless: Mutex::default(),
             left: AtomicU32::new(0),
             me: me.clone(),
             slots: Mutex::default(),
@@ -115,6 +131,29 @@ impl Pool {
         let token = tokens.take().await?;
         let source = Arc::clone(tokens);
         Ok(Some(Shown { token, source }))
+    }
+
+    /// The relay has ended a connection that lived so long: one at once is dialled again at once, each further one after a pause that doubles. A relay
+    /// that hangs up has no more of the client than that, whoever asks.
+    fn ended(&self, lived: Duration) {
+        let mut useless = self.useless.lock();
+        if lived >= SHORT {
+            *useless = Useless::default();
+            return;
+        }
+        let doublings = useless.count.checked_sub(1);
+        let doublings = doublings.map(|n| n.min(PAUSE_DOUBLINGS));
+        let pause = doublings.map(|n| self.config.redial_pause * (1 << n));
+        useless.count = useless.count.saturating_add(1);
+        useless.until = pause.map(|pause| Instant::now() + pause);
+    }
+
+    /// Waits while none is dialled.
+    async fn pause(&self) {
+        let until = self.useless.lock().until;
+        if let Some(until) = until {
+            tokio::time::sleep_until(until).await;
+        }
     }
 
     /// Waits until the pool is gone, without keeping it.
@@ -274,6 +313,7 @@ async fn dial(pool: Arc<Pool>, token: Isolation) -> Result<Arc<Connection>, Erro
         isolation: token.clone(),
         ..Terms::default()
     };
+    pool.pause().await;
     let link = pool.dialer.race(&terms).await?;
     // Only now: what cannot be reached costs no token.
     let (token_shown, told) = (pool.token().await?, pool.told.clone());
@@ -291,14 +331,18 @@ fn follow(pool: &Weak<Pool>, token: &Isolation, connection: Arc<Connection>) {
 
 /// Follows `connection` until it is lost, replaced or idle.
 async fn watch(pool: Weak<Pool>, token: Isolation, connection: Arc<Connection>) {
-    tokio::select! {
-        () = connection.closed() => {}
-        () = connection.probe() => {}
-        () = idle(&pool, &token, &connection) => {}
-        () = back_to_quic(&pool, &token, &connection) => {}
-        () = away_from_quic(&pool, &token, &connection) => {}
-    }
+    let began = Instant::now();
+    let by_relay = tokio::select! {
+        () = connection.closed() => connection.is_closed_by_relay(),
+        () = connection.probe() => false,
+        () = idle(&pool, &token, &connection) => false,
+        () = back_to_quic(&pool, &token, &connection) => false,
+        () = away_from_quic(&pool, &token, &connection) => false,
+    };
     let Some(pool) = pool.upgrade() else { return };
+    if by_relay || began.elapsed() >= SHORT {
+        pool.ended(began.elapsed());
+    }
     pool.forget(&token, &connection);
     if pool.is_warm(&token) {
         reopen(Arc::downgrade(&pool)).await;
@@ -313,7 +357,7 @@ async fn reopen(pool: Weak<Pool>) {
             Ok(_) => return,
             Err(error) => debug!(%error, failures, "hop not reopened yet"),
         }
-        let pause = pool.config.redial_pause * (1 << failures.min(5));
+        let pause = pool.config.redial_pause * (1 << failures.min(PAUSE_DOUBLINGS));
         drop(pool);
         tokio::time::sleep(pause).await;
     }

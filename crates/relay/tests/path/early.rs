@@ -2,7 +2,10 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Waker},
     time::Duration,
 };
@@ -51,6 +54,31 @@ impl Lab {
     }
 
     pub(crate) fn with(hops: u8, config: Config) -> Self {
+        Self::made(hops, config, serve)
+    }
+
+    /// Of one relay that ends each connection a moment after its handshake, and counts them.
+    pub(crate) fn hanging_up(count: &Arc<AtomicUsize>) -> Self {
+        Self::made(1, Config::default(), |network, number, tasks| {
+            let (endpoint, known) = listening(network, number, tasks);
+            let count = Arc::clone(count);
+            tasks.spawn(async move {
+                while let Some(incoming) = endpoint.accept().await {
+                    let connection = incoming.await.expect("a handshake");
+                    count.fetch_add(1, Ordering::Relaxed);
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    connection.close(0_u32.into(), b"");
+                }
+            });
+            known
+        })
+    }
+
+    fn made(
+        hops: u8,
+        config: Config,
+        serve: impl Fn(&Network, u8, &mut JoinSet<()>) -> Known,
+    ) -> Self {
         let network = Network::new(1);
         network.set_conditions(Conditions {
             latency: LATENCY,
@@ -70,13 +98,14 @@ impl Lab {
 
     /// How long it takes from asking for a flow to the first byte of the answer.
     pub(crate) async fn first_byte(&mut self, early: bool) -> Duration {
-        let (target, terms) = (
-            self.listener.address().into(),
-            Terms::default().early(early),
-        );
+        self.first_byte_for(&Terms::default().early(early)).await
+    }
+
+    pub(crate) async fn first_byte_for(&mut self, terms: &Terms) -> Duration {
+        let target = self.listener.address().into();
         let start = Instant::now();
         let ask = async {
-            let mut near = self.path.open_stream(&target, &terms).await.expect("opens");
+            let mut near = self.path.open_stream(&target, terms).await.expect("opens");
             near.write_all(b"question").await.expect("taken");
             near.read_u8().await.expect("answered");
         };
@@ -114,8 +143,8 @@ async fn an_early_stream_saves_the_round_trip_over_two_relays() {
     assert_eq!(saved(2).await, LATENCY * 4);
 }
 
-/// Starts a relay; answers with how it is known.
-fn serve(network: &Network, number: u8, tasks: &mut JoinSet<()>) -> Known {
+/// A relay's end, and how it is known.
+fn listening(network: &Network, number: u8, tasks: &mut JoinSet<()>) -> (Endpoint, Known) {
     let address = SocketAddr::new(Ipv4Addr::new(192, 0, 2, number).into(), 443);
     let identity = identity();
     let certificates = Certificates::new(&identity).expect("certificates");
@@ -129,8 +158,24 @@ fn serve(network: &Network, number: u8, tasks: &mut JoinSet<()>) -> Known {
         MemorySocket::new(network.bind_at(address), tasks),
         Timers::Exact,
     );
-    let endpoint = endpoint.expect("an endpoint");
-    let overlay = network.overlay(address.ip());
+    let known = Known {
+        peer: Peer {
+            name: format!("r{number}"),
+            address: Target::from(address),
+            trust: Trust::Pins(vec![identity.pin()]),
+        },
+        token: None,
+        tokens: None,
+        template: None,
+        mode: None,
+    };
+    (endpoint.expect("an endpoint"), known)
+}
+
+/// Starts a relay; answers with how it is known.
+fn serve(network: &Network, number: u8, tasks: &mut JoinSet<()>) -> Known {
+    let (endpoint, known) = listening(network, number, tasks);
+    let overlay = network.overlay(Ipv4Addr::new(192, 0, 2, number).into());
     tasks.spawn(async move {
         let mut guests = JoinSet::new();
         while let Some(incoming) = endpoint.accept().await {
@@ -145,17 +190,7 @@ fn serve(network: &Network, number: u8, tasks: &mut JoinSet<()>) -> Known {
             });
         }
     });
-    Known {
-        peer: Peer {
-            name: format!("r{number}"),
-            address: Target::from(address),
-            trust: Trust::Pins(vec![identity.pin()]),
-        },
-        token: None,
-        tokens: None,
-        template: None,
-        mode: None,
-    }
+    known
 }
 
 /// Serves a request, as far as it is one of these tests.

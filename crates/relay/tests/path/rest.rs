@@ -1,9 +1,19 @@
 //! What a path does when nobody wants anything of it: a device shall sleep, and relays in memory see when it does not.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use hoplite_masque::{Config, Mode};
-use tokio::time::{Instant, sleep};
+use hoplite_overlay::{Isolation, Overlay, Terms};
+use hoplite_quic::timer;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::early::{CLIENT, Lab};
 
@@ -43,4 +53,61 @@ async fn all_hops_of_a_path_at_rest_speak_at_one_moment_every_25_seconds() {
         "{moments:?}"
     );
     lab.first_byte(false).await;
+}
+
+/// By a beat that they share, whoever has two connections would know that they are one client's.
+#[tokio::test(start_paused = true)]
+async fn connections_of_isolation_tokens_do_not_speak_at_one_moment() {
+    let config = Config {
+        mode: Mode::Tunnelled,
+        isolated_idle: 3600 * SECOND,
+        ..Config::default()
+    };
+    let mut lab = Lab::with(2, config);
+    for token in [b"one", b"two"] {
+        let terms = Terms {
+            isolation: Isolation::new(token.to_vec()),
+            ..Terms::default()
+        };
+        lab.first_byte_for(&terms).await;
+        sleep(Duration::from_millis(6300)).await;
+    }
+    sleep(100 * SECOND).await;
+    let from = Instant::now();
+    sleep(200 * SECOND).await;
+    let mut by_socket = BTreeMap::<_, Vec<_>>::new();
+    let seen = lab.network.seen().into_iter();
+    // What the last relay gets of the first.
+    let gets = |ip: IpAddr| ip == IpAddr::from([192, 0, 2, 1]);
+    for seen in seen.filter(|seen| gets(seen.from.ip()) && seen.at >= from) {
+        if seen.to.ip() == IpAddr::from([192, 0, 2, 2]) {
+            by_socket.entry(seen.from).or_default().push(seen.at);
+        }
+    }
+    let sockets: Vec<_> = by_socket.into_values().collect();
+    let [one, two] = &sockets[..] else {
+        panic!("two connections: {}", sockets.len());
+    };
+    assert!(one.len() >= 7 && two.len() >= 7, "they are kept alive");
+    // Timers that fire together do so at multiples of this.
+    let grid = timer::GRID.as_millis();
+    for (one, two) in one.iter().zip(two) {
+        let apart = (*one.max(two) - *one.min(two)).as_millis() % grid;
+        assert!((100..grid - 100).contains(&apart), "{one:?} {two:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_that_hangs_up_is_dialled_less_and_less_whoever_asks() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let lab = Lab::hanging_up(&count);
+    drop(lab.path.connect().await);
+    let target = "192.0.2.99:80".parse().expect("a target");
+    let from = Instant::now();
+    while from.elapsed() < 60 * SECOND {
+        drop(timeout(SECOND, lab.path.open_stream(&target, &Terms::default())).await);
+        sleep(Duration::from_millis(10)).await;
+    }
+    let count = count.load(Ordering::Relaxed);
+    assert!((4..=8).contains(&count), "{count} handshakes in a minute");
 }
