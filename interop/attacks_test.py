@@ -228,7 +228,7 @@ def told(times):
 
 
 class Part:
-    """An attack: how it starts, which process feels it (whose memory grows by so many MB at most; `onion` are settings of it as a relay), and what
+    """An attack: how it starts, which process feels it (whose memory grows by so many MB at most; `onion` are settings of all relays on the path), and what
     else is to be seen of it."""
 
     def __init__(self, starts, *, feels="r1", path=("r1", "r2", "r3"), most_memory=250, also=None, onion=""):
@@ -238,7 +238,8 @@ class Part:
         others = None
         if self.feels in RELAYS:
             # What earlier attacks have left in its memory, and in its counters, is not this one's.
-            net.relay_again(self.feels, self.onion)
+            for relay in self.path if self.onion else (self.feels,):
+                net.relay_again(relay, self.onion)
         if self.path[0] != "r1":
             others = net.client(f"client-{name}", self.path, SOCKS + 1)
         warm = (net.fetch(f"warm{name}{n}", SOCKS + 1 if others else SOCKS) for n in range(FETCHES))
@@ -400,7 +401,7 @@ ATTACKS = {
     "cells-unknown": Part(cells("unknown")),
     "cells-garbage": Part(cells("garbage")),
     "cells-destroy": Part(cells("destroy")),
-    # By default `queued` would end some of them before they have all of the channel.
+    # By default `queued` of one of the three would end some of them before they have all of the channel.
     "stalls": Part(stalls, most_memory=500, also=room_is_made, onion="queued = 4294967296\n"),
     "initials": Part(lambda net, after: forged(net, after, "r1", 3000, FORGED, 60000), also=unproven),
     "initials-client": Part(lambda net, after: forged(net, after, "r1", 3000, net["client"].v4, 1), also=unproven),
