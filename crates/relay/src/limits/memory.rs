@@ -48,7 +48,7 @@ const SWIFT: Duration = Duration::from_millis(10);
 const SLOW: Duration = Duration::from_secs(1);
 /// A connection rests when nothing has moved on it for this long.
 const REST: Duration = Duration::from_secs(2);
-/// One in this many bytes is kept for connections that begin.
+/// One in this many bytes is kept for connections that begin, and half of that for the first ones of clients.
 const SPARE: u64 = 16;
 /// A client may begin a connection while it has no more than this many times what is free.
 const MANY: u64 = 4;
@@ -273,13 +273,14 @@ impl Books {
     ) -> Result<u64, Reached> {
         let cost = Promised::NEW.cost();
         let free = self.most.saturating_sub(self.used + cost);
-        let fair = self.of(client) + cost <= MANY * free;
+        let has = self.of(client);
+        let is_for_others = has > 0 && free < self.most / SPARE / 2;
+        let fair = has + cost <= MANY * free && !is_for_others;
         if !fair || free < self.most / SPARE {
             self.make_room(client, cost, now);
         }
         if !fair {
-            let has_others = self.of(client) > 0;
-            return Err(if has_others {
+            return Err(if has > 0 {
                 Reached::Client
             } else {
                 Reached::Total
@@ -1007,6 +1008,26 @@ mod tests {
             alice.windows(&books)
         );
         assert!(books.used <= 64 * MIB);
+    }
+
+    #[test]
+    fn a_first_connection_finds_room_while_others_begin_as_many_as_they_may() {
+        let (mut books, mut now) = (books(16 * MIB), Instant::now());
+        let few: Vec<_> = (3..11).map(ClientKey).collect();
+        for client in few.iter().chain(&few).chain([&MALLORY; 9]) {
+            let tally = Arc::default();
+            if let Ok(id) = books.enter(*client, &tally, now) {
+                let one = Connection { id, tally };
+                one.move_all(&mut books, Way::Up, FAST, 9, &mut now);
+            }
+        }
+        let mut enters = |client| books.enter(client, &Arc::default(), now).is_ok();
+        for _ in 0..9 {
+            for client in &few {
+                enters(*client);
+            }
+        }
+        assert!(!enters(few[0]) && enters(ALICE));
     }
 
     #[test]
