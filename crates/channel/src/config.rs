@@ -49,8 +49,11 @@ pub struct Config {
     /// How many bytes whoever holds a circuit keeps for it at most ([`CircuitBacklog`](super::CircuitBacklog)): by that is known when so many circuits are there that
     /// `queued` could be reached.
     pub kept: u64,
-    /// QUIC: how many bytes the peer may send before it has shown who it is.
+    /// QUIC: how many bytes the peer may send before it has shown who it is, and where `narrow` until whoever has the channel lets it have more.
     pub greeting_window: u32,
+    /// QUIC: a channel's windows are no wider than its greeting's until [`Channel::widen`](super::Channel::widen) or
+    /// [`Channel::adapt_windows`](super::Channel::adapt_windows).
+    pub narrow: bool,
     /// TLS: how many answers of the channel itself (DESTROY) may wait to be sent; further ones are left out.
     pub answers: usize,
     /// TLS: how long the peer may take nothing of what is sent before the channel is given up.
@@ -127,6 +130,7 @@ impl Default for Config {
             queued: 1 << 30,
             kept: 24 << 20,
             greeting_window: 256 << 10,
+            narrow: false,
             answers: 1024,
             stuck: Duration::from_secs(60),
             broken_after: Duration::from_secs(4),
@@ -160,7 +164,7 @@ impl Config {
             streams: streams_at_first(self.guest_circuits),
             stream_window: self.window,
             connection_window: self.greeting_window,
-            // A channel's are wide from its greeting on.
+            // What becomes of a channel's is said after its greeting.
             widest_window: None,
             ..link.clone()
         }

@@ -44,7 +44,7 @@ use std::{
 use hoplite_crypto::onion::identity::PeerId;
 use hoplite_link::LinkKind;
 use hoplite_link::QuicLink;
-use hoplite_quic::liveness::Pulse;
+use hoplite_quic::{WindowBudget, liveness::Pulse};
 use hoplite_wire::{Host, Target, cell::CircuitId};
 use tokio::{
     sync::{SetOnce, mpsc},
@@ -298,6 +298,30 @@ impl Channel {
     pub fn network_changed(&self) {
         if let Some(link) = &self.0.hold.0.link {
             link.use_now();
+        }
+    }
+
+    /// Has a channel over QUIC that began [`narrow`](Config::narrow) windows so wide that no circuit takes another's: the peer may stuff in so much that
+    /// nobody can read.
+    pub fn widen(&self) {
+        if let Transport::Quic(transport) = &self.0.transport {
+            transport.widen();
+        }
+    }
+
+    /// Has the windows of a channel over QUIC that began [`narrow`](Config::narrow) grow with what moves, and where circuits stand still, as far as
+    /// there is room in the budget.
+    pub fn adapt_windows(&self, budget: impl WindowBudget + 'static) {
+        if let Transport::Quic(transport) = &self.0.transport {
+            transport.adapt_windows(budget);
+        }
+    }
+
+    /// Bytes of cells that it has carried, both ways.
+    pub fn carried(&self) -> u64 {
+        match &self.0.transport {
+            Transport::Quic(transport) => transport.carried(),
+            Transport::OneStream(transport, _) => transport.carried(),
         }
     }
 

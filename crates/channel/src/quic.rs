@@ -5,7 +5,7 @@
 
 use std::{
     convert::Infallible,
-    future::{pending, poll_fn},
+    future::poll_fn,
     mem,
     net::IpAddr,
     slice,
@@ -17,7 +17,8 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use hoplite_link::QuicLink;
 use hoplite_quic::{
-    Connection, ReadError, RecvStream, SendStream, VarInt, WhenBlocked, WindowBounds, WindowBudget,
+    Connection, ReadError, RecvStream, SendStream, SharedBudget, VarInt, WhenBlocked, WindowBounds,
+    WindowBudget,
     liveness::{Pulse, Vigil},
 };
 use hoplite_wire::cell::{self, Cell, CircuitId, Command, Reader};
@@ -70,8 +71,9 @@ struct Shared {
     /// Told when cells are sent on a connection that a relay dialled. One that we dialled has its own.
     pulse: Option<Arc<Pulse>>,
     readers: Readers,
-    /// Told while the peer may send nothing more because of what nobody reads. A peer that nobody knows harms its own circuits alone.
-    is_blocked: Option<Arc<Notify>>,
+    known: bool,
+    /// Told while the peer may send nothing more because of what nobody reads.
+    is_blocked: Arc<Notify>,
 }
 
 /// What a channel keeps of it.
@@ -106,8 +108,7 @@ pub(super) fn start(
 ) -> (Transport, Hold) {
     let ending = Ending::new();
     let accepted = io.known && io.link.is_none();
-    widen(&io.connection, config, io.known);
-    let is_blocked = io.known.then(|| told_when_blocked(&io.connection, config));
+    allow_streams(&io.connection, config, io.known);
     let hold = Hold::new(ending.clone(), io.link);
     let shared = Arc::new(Shared {
         connection: io.connection,
@@ -120,9 +121,15 @@ pub(super) fn start(
         padding: io.padding,
         lanes: (config.rival == Some(Rival::StreamPerStream)).then(Lanes::default),
         pulse: accepted.then(Pulse::new),
-        readers: Readers::new(config.window.into(), config.whole_window(true)),
-        is_blocked,
+        readers: Readers::new(config.window.into()),
+        known: io.known,
+        is_blocked: Arc::default(),
     });
+    if config.narrow {
+        set_windows(&shared.connection, config.greeting_window.into());
+    } else {
+        shared.widen();
+    }
     if shared.lanes.is_some() {
         let connection = &shared.connection;
         connection.set_max_concurrent_uni_streams(lanes::MOST_LANES.into());
@@ -161,7 +168,23 @@ impl Transport {
 
     /// How many circuits somebody may have who asks for one.
     pub(super) fn may_have(&self, who: u64, now: Instant) -> usize {
-        self.0.readers.may_have(who, now)
+        self.0.readers.may_have(who, self.0.window(), now)
+    }
+
+    /// Windows so wide that no circuit takes another's.
+    pub(super) fn widen(&self) {
+        self.0.widen();
+    }
+
+    /// Windows that grow, as far as there is room in the budget.
+    pub(super) fn adapt_windows(&self, budget: impl WindowBudget + 'static) {
+        let first = self.0.config.greeting_window.into();
+        self.0.adapt_windows(first, budget);
+    }
+
+    /// Bytes of cells that it has carried, both ways.
+    pub(super) fn carried(&self) -> u64 {
+        self.0.flow.carried()
     }
 
     /// Where the peer is now, as the connection sees it.
@@ -172,30 +195,51 @@ impl Transport {
 
 /// Streams for the peer's first circuits, and a window so wide that no circuit takes another's.
 pub(super) fn widen(connection: &Connection, config: &Config, known: bool) {
+    allow_streams(connection, config, known);
+    set_windows(connection, config.whole_window(known));
+}
+
+fn allow_streams(connection: &Connection, config: &Config, known: bool) {
     let streams = streams_at_first(config.most_circuits(known));
-    let window = config.whole_window(known);
-    let largest = VarInt::MAX.into_inner();
-    let credit = VarInt::from_u64(window.min(largest)).unwrap_or(VarInt::MAX);
-    connection.set_send_window(window);
-    connection.set_receive_window(credit);
     connection.set_max_concurrent_bi_streams(streams.into());
     connection.set_max_concurrent_uni_streams(0u32.into());
 }
 
-/// Has somebody told when the peer may send nothing more because of what nobody reads. Its windows stay as they are.
-fn told_when_blocked(connection: &Connection, config: &Config) -> Arc<Notify> {
-    let told = Arc::new(Notify::new());
-    let window = config.whole_window(true);
-    let bounds = WindowBounds {
-        receive: (window, window),
-        send: (window, window),
-    };
-    let when_blocked = WhenBlocked::Tell(Arc::clone(&told));
-    connection.adapt_windows(bounds, &WindowBudget::new(0), when_blocked);
-    told
+fn set_windows(connection: &Connection, bytes: u64) {
+    let largest = VarInt::MAX.into_inner();
+    let credit = VarInt::from_u64(bytes.min(largest)).unwrap_or(VarInt::MAX);
+    connection.set_send_window(bytes);
+    connection.set_receive_window(credit);
 }
 
 impl Shared {
+    fn whole_window(&self) -> u64 {
+        self.config.whole_window(self.known)
+    }
+
+    /// What the peer may send ahead of who reads, in all circuits.
+    fn window(&self) -> u64 {
+        let adapted = self.connection.receive_window();
+        adapted.unwrap_or_else(|| self.whole_window())
+    }
+
+    fn widen(&self) {
+        let whole = self.whole_window();
+        set_windows(&self.connection, whole);
+        // They stay so: what is left to say is when the peer is blocked.
+        self.adapt_windows(whole, SharedBudget::new(0));
+    }
+
+    fn adapt_windows(&self, first: u64, budget: impl WindowBudget + 'static) {
+        let whole = self.whole_window().max(first);
+        let bounds = WindowBounds {
+            receive: (first, whole),
+            send: (first, whole),
+        };
+        let when_blocked = WhenBlocked::Tell(Arc::clone(&self.is_blocked));
+        self.connection.adapt_windows(bounds, budget, when_blocked);
+    }
+
     /// A relay that dialled us and is gone is noticed while we send to it.
     fn watch(&self) {
         let Some(pulse) = self.pulse.clone() else {
@@ -362,9 +406,7 @@ const TOLD_AGAIN: Duration = Duration::from_millis(200);
 
 /// Ends circuits that nobody reads where they leave no room for the others.
 async fn make_room(shared: &Shared) -> Infallible {
-    let Some(is_blocked) = &shared.is_blocked else {
-        return pending().await;
-    };
+    let is_blocked = &shared.is_blocked;
     loop {
         is_blocked.notified().await;
         let marks = shared.readers.marks();
@@ -375,7 +417,9 @@ async fn make_room(shared: &Shared) -> Infallible {
             continue;
         }
         let unread = shared.connection.unread();
-        let ended = shared.readers.end(&unread, &marks, Instant::now());
+        let ended = shared
+            .readers
+            .end(&unread, &marks, shared.window(), Instant::now());
         shared.counts.ended_for_room.add(ended);
         tracing::debug!(ended, "circuits that nobody read kept others from going on");
     }

@@ -121,6 +121,11 @@ impl Transport {
     pub(super) fn circuits(&self) -> usize {
         self.0.mux.lock().len()
     }
+
+    /// Bytes of cells that it has carried, both ways.
+    pub(super) fn carried(&self) -> u64 {
+        self.0.flow.carried()
+    }
 }
 
 impl Shared {

@@ -120,6 +120,12 @@ impl Flow {
     pub(super) fn wrote(&self, bytes: usize) {
         self.bytes.written.fetch_add(bytes as u64, Relaxed);
     }
+
+    /// So much was read and written.
+    pub(super) fn carried(&self) -> u64 {
+        let (read, written) = self.bytes.get();
+        read.saturating_add(written)
+    }
 }
 
 impl Drop for Flow {

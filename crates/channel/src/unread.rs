@@ -31,9 +31,8 @@ const MOST_REMEMBERED: usize = 1024;
 /// The circuits of a channel.
 #[derive(Debug)]
 pub(super) struct Readers {
-    /// What one circuit may have waiting, and all of them.
+    /// What one circuit may have waiting.
     each: u64,
-    whole: u64,
     /// The oldest first.
     circuits: Mutex<Vec<(StreamId, Weak<Gauge>)>>,
     /// Whose were ended, and when last.
@@ -47,11 +46,10 @@ pub(super) struct Marks(HashMap<StreamId, u64>);
 type Holding = Vec<(Reverse<u64>, Arc<Gauge>)>;
 
 impl Readers {
-    /// Of a channel on which one circuit may have `each` bytes waiting, and all of them the `whole`.
-    pub(super) fn new(each: u64, whole: u64) -> Self {
+    /// Of a channel on which one circuit may have `each` bytes waiting.
+    pub(super) fn new(each: u64) -> Self {
         Self {
             each,
-            whole,
             circuits: Mutex::default(),
             ended: Mutex::default(),
         }
@@ -71,20 +69,20 @@ impl Readers {
         Marks(all.map(|(id, gauge)| (id, gauge.has_read())).collect())
     }
 
-    /// How many circuits he may have on the channel.
-    pub(super) fn may_have(&self, who: u64, now: Instant) -> usize {
+    /// How many circuits he may have on the channel, of which all may have the `whole` waiting.
+    pub(super) fn may_have(&self, who: u64, whole: u64, now: Instant) -> usize {
         let since = self.ended.lock().get(&who).copied();
         let is_remembered =
             since.is_some_and(|since| now.saturating_duration_since(since) < REMEMBERED);
         if is_remembered {
-            usize::try_from(self.may_stay().max(1)).unwrap_or(usize::MAX)
+            usize::try_from(self.may_stay(whole).max(1)).unwrap_or(usize::MAX)
         } else {
             usize::MAX
         }
     }
 
     /// Ends circuits whose streams are `unread`, as far as their windows are too much of the whole; `marks` are of a while ago. Answers how many.
-    pub(super) fn end(&self, unread: &[StreamId], marks: &Marks, now: Instant) -> u64 {
+    pub(super) fn end(&self, unread: &[StreamId], marks: &Marks, whole: u64, now: Instant) -> u64 {
         let unread: HashSet<_> = unread.iter().collect();
         let mut by_whom = BTreeMap::<Option<u64>, Holding>::new();
         let mut count = 0;
@@ -99,7 +97,7 @@ impl Readers {
         for holding in by_whom.values_mut() {
             holding.sort_by_key(|(since, _)| *since);
         }
-        let may_stay = self.may_stay();
+        let may_stay = self.may_stay(whole);
         let mut ended = 0;
         while count > may_stay {
             let most = by_whom.values_mut().max_by_key(|holding| holding.len());
@@ -116,8 +114,8 @@ impl Readers {
         ended
     }
 
-    fn may_stay(&self) -> u64 {
-        self.whole / LEFT_DIVISOR / self.each.max(1)
+    fn may_stay(&self, whole: u64) -> u64 {
+        whole / LEFT_DIVISOR / self.each.max(1)
     }
 
     fn remember(&self, who: u64, now: Instant) {
@@ -174,64 +172,72 @@ mod tests {
 
     #[test]
     fn whoever_holds_most_makes_room_and_of_his_what_was_read_least_of_late() {
-        let readers = Readers::new(10, 400);
+        let readers = Readers::new(10);
         let circuits = circuits(&readers, &[1, 2, 2, 2, 2, 1, 3]);
         circuits[2].0.read(9);
         let marks = readers.marks();
         circuits[2].0.read(10);
         circuits[4].0.read(7);
         let unread: Vec<_> = (0..7).map(stream).collect();
-        assert_eq!(readers.end(&unread, &marks, Instant::now()), 2);
+        assert_eq!(readers.end(&unread, &marks, 400, Instant::now()), 2);
         assert_eq!(ended(&circuits), [1, 3]);
-        let again = readers.end(&unread, &marks, Instant::now());
+        let again = readers.end(&unread, &marks, 400, Instant::now());
         assert_eq!(again, 0, "the rest may stay");
     }
 
     #[test]
     fn circuits_of_which_nothing_waits_stay() {
-        let readers = Readers::new(10, 10);
+        let readers = Readers::new(10);
         let circuits = circuits(&readers, &[1; 8]);
         let unread: Vec<_> = (2..5).map(stream).collect();
         let marks = readers.marks();
-        assert_eq!(readers.end(&unread, &marks, Instant::now()), 3);
+        assert_eq!(readers.end(&unread, &marks, 10, Instant::now()), 3);
         assert_eq!(ended(&circuits), [2, 3, 4]);
     }
 
     #[test]
     fn of_equals_the_newest_go_first_and_those_that_are_gone_are_not_counted() {
-        let readers = Readers::new(10, 400);
+        let readers = Readers::new(10);
         let mut circuits = circuits(&readers, &[1; 8]);
         drop(circuits.remove(0));
         let unread: Vec<_> = (0..8).map(stream).collect();
         let marks = readers.marks();
-        assert_eq!(readers.end(&unread, &marks, Instant::now()), 2);
+        assert_eq!(readers.end(&unread, &marks, 400, Instant::now()), 2);
         assert_eq!(ended(&circuits), [5, 6]);
     }
 
     #[test]
     fn whose_circuits_were_ended_may_have_a_few_for_a_while_and_a_relay_as_before() {
-        let readers = Readers::new(10, 400);
+        let readers = Readers::new(10);
         let whose: Vec<_> = [7; 20].into_iter().chain([100; 20]).chain([8]).collect();
         let _circuits = circuits(&readers, &whose);
         let unread: Vec<_> = (0..41).map(stream).collect();
         let now = Instant::now();
-        assert_eq!(readers.end(&unread, &readers.marks(), now), 36);
-        assert_eq!(readers.may_have(7, now), 5);
-        assert_eq!(readers.may_have(8, now), usize::MAX, "he has lost none");
-        assert_eq!(readers.may_have(100, now), usize::MAX, "others ask by it");
-        assert_eq!(readers.may_have(7, now + REMEMBERED), usize::MAX);
+        assert_eq!(readers.end(&unread, &readers.marks(), 400, now), 36);
+        assert_eq!(readers.may_have(7, 400, now), 5);
+        assert_eq!(
+            readers.may_have(8, 400, now),
+            usize::MAX,
+            "he has lost none"
+        );
+        assert_eq!(
+            readers.may_have(100, 400, now),
+            usize::MAX,
+            "others ask by it"
+        );
+        assert_eq!(readers.may_have(7, 400, now + REMEMBERED), usize::MAX);
     }
 
     #[test]
     fn so_many_are_remembered_and_of_those_the_latest() {
-        let (readers, now) = (Readers::new(10, 400), Instant::now());
+        let (readers, now) = (Readers::new(10), Instant::now());
         let who = |n: usize| u64::try_from(n).unwrap();
         for n in 0..=MOST_REMEMBERED {
             readers.remember(who(n), now + Duration::from_millis(who(n)));
         }
         let now = now + Duration::from_secs(5);
-        assert_eq!(readers.may_have(0, now), usize::MAX);
-        assert_eq!(readers.may_have(1, now), 5);
-        assert_eq!(readers.may_have(who(MOST_REMEMBERED), now), 5);
+        assert_eq!(readers.may_have(0, 400, now), usize::MAX);
+        assert_eq!(readers.may_have(1, 400, now), 5);
+        assert_eq!(readers.may_have(who(MOST_REMEMBERED), 400, now), 5);
     }
 }

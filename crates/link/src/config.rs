@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use hoplite_quic::{
-    Connection, ConnectionController, Hooks, MtuDiscoveryConfig, TransportConfig, VarInt,
-    WhenBlocked, WindowBounds, WindowBudget,
+    Connection, ConnectionController, Hooks, MtuDiscoveryConfig, SharedBudget, TransportConfig,
+    VarInt, WhenBlocked, WindowBounds,
 };
 use hoplite_wire::tuning::TuningRequest;
 use serde::Deserialize;
@@ -58,7 +58,7 @@ pub struct Config {
     /// The same, at most: so wide it becomes with what moves, and where streams stand still, for the sake of the others. `None`: windows stay as they are.
     pub widest_window: Option<u64>,
     /// How much wider than at first the windows of all links may be that share this.
-    pub window_budget: WindowBudget,
+    pub window_budget: SharedBudget,
     /// How many datagrams one receive call may bring. The QUIC stack sets aside room for 32 such calls: 2 MiB of addresses for 44 of them.
     pub receive_segments: usize,
     /// How many bytes of datagrams may wait to be sent; when it is full the sender is pushed back.
@@ -105,7 +105,7 @@ impl Default for Config {
             stream_window: 1_250_000,
             connection_window: 256 << 20,
             widest_window: None,
-            window_budget: WindowBudget::new(256 << 20),
+            window_budget: SharedBudget::new(256 << 20),
             receive_segments: 44,
             datagram_queue: 1 << 20,
             streams: 0,
@@ -160,7 +160,7 @@ impl Config {
         };
         let receive = (first, widest);
         let bounds = WindowBounds { receive, send };
-        connection.adapt_windows(bounds, &self.window_budget, WhenBlocked::GiveUp);
+        connection.adapt_windows(bounds, self.window_budget.clone(), WhenBlocked::GiveUp);
     }
 
     /// The largest UDP payload of a link, in bytes.

@@ -50,7 +50,7 @@ pub use self::{
     streams::{
         ReadError, ReadExactError, ReadToEndError, RecvStream, SendStream, StoppedError, WriteError,
     },
-    windows::{WhenBlocked, WindowBounds, WindowBudget},
+    windows::{SharedBudget, WhenBlocked, WindowBounds, WindowBudget},
 };
 use crate::{
     coalesce::{MOST_BYTES, MOST_SEGMENTS},

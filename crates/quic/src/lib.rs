@@ -34,8 +34,8 @@ pub use self::connection_controller::ConnectionController;
 use self::crypto_wrapper::{Client, Server};
 pub use self::driver::{
     AsyncUdpSocket, Connecting, Connection, Endpoint, Incoming, ReadError, ReadExactError,
-    ReadToEndError, RecvStream, RetryError, SendDatagramError, SendStream, StoppedError, UdpSocket,
-    WhenBlocked, WindowBounds, WindowBudget, WriteError,
+    ReadToEndError, RecvStream, RetryError, SendDatagramError, SendStream, SharedBudget,
+    StoppedError, UdpSocket, WhenBlocked, WindowBounds, WindowBudget, WriteError,
 };
 #[cfg(feature = "without-cipher")]
 pub use self::left_out::{is_cipher_left_out, leave_out_cipher};

@@ -13,13 +13,15 @@ mod known_relays;
 
 use std::{
     fmt,
+    future::pending,
     net::{IpAddr, SocketAddr},
     sync::{Arc, OnceLock, Weak, atomic::Ordering::Relaxed},
     time::{Duration, SystemTime},
 };
 
 use hoplite_channel::{
-    self as channel, Channel, ChannelDialer, ChannelServer, Channels, Counts, Shares, handshake::Us,
+    self as channel, Channel, ChannelDialer, ChannelServer, Channels, Counts, Listing, Shares,
+    handshake::Us,
 };
 use hoplite_crypto::onion::{OnionKeys, identity::RelayIdentity};
 use hoplite_onion::{
@@ -28,6 +30,7 @@ use hoplite_onion::{
     relay::{self, Counters},
 };
 use hoplite_overlay::direct::{Direct, Silence};
+use hoplite_quic::{SharedBudget, WindowBudget};
 use hoplite_wire::{
     OnionKey, Protocols, cell::onion_service::IntroductionRate, tuning::Congestion,
 };
@@ -47,7 +50,7 @@ pub use self::{
 use crate::{
     config::{Config, LinkKind, Onion as Settings, Tor},
     egress::Egress,
-    limits::{ClientKey, Place, Quotas},
+    limits::{Account, ClientKey, INITIAL_WINDOWS, Place, Quotas},
     metrics::Metrics,
     serve::{Alive, Phase, Shared},
     statistics::{ClientShare, Seen, Totals},
@@ -59,6 +62,9 @@ const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How often channels at rest are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How often is looked how much a channel has moved.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Addresses that peers are told.
 const TOLD: usize = 8;
@@ -301,11 +307,15 @@ impl Onion {
         client: ClientKey,
         shared: &Arc<Shared>,
         alive: Alive,
-        place: &Arc<Place>,
+        (place, account): (&Arc<Place>, &Arc<Account>),
     ) {
         self.channels.add(&channel);
+        self.give_room(&channel, Some(account));
         let place = Some(Arc::clone(place));
-        self.carry(channel, client, shared, alive, place).await;
+        tokio::select! {
+            () = self.carry(channel.clone(), client, shared, alive, place) => {}
+            () = tell_of_moves(&channel, account) => {}
+        }
     }
 
     /// The next relay may begin circuits on a channel that was dialled here.
@@ -319,9 +329,33 @@ impl Onion {
             Some(address) => shared.quotas.by_address(address),
             None => shared.quotas.by_identity(&peer.ed25519),
         };
+        let account = (!self.is_listed(&channel)).then(|| shared.quotas.account(stranger));
+        let account = account.and_then(Result::ok).map(Arc::new);
+        self.give_room(&channel, account.as_ref());
         drop(tokio::spawn(async move {
-            self.carry(channel, stranger, &shared, alive, None).await;
+            let lost = lost(&channel, account);
+            tokio::select! {
+                () = self.carry(channel.clone(), stranger, &shared, alive, None) => {}
+                () = lost => shared.metrics.ended("memory"),
+            }
+            channel.close();
         }));
+    }
+
+    /// Lets a channel's peer send as much ahead of who reads as it may: a relay of the list, which asks on behalf of others, all that circuits between two
+    /// relays may have; a stranger what moves, as long as there is memory.
+    fn give_room(&self, channel: &Channel, account: Option<&Arc<Account>>) {
+        match account {
+            _ if self.is_listed(channel) => channel.widen(),
+            Some(account) => channel.adapt_windows(Promised(Arc::clone(account))),
+            None => channel.adapt_windows(SharedBudget::new(0)),
+        }
+    }
+
+    /// Whether the peer is a relay of the list, now.
+    fn is_listed(&self, channel: &Channel) -> bool {
+        let peer = channel.peer();
+        peer.is_some_and(|peer| self.known.lists(&peer.ed25519))
     }
 
     /// `stranger` is what the peer counts as while the list does not have it.
@@ -430,6 +464,43 @@ impl Onion {
     }
 }
 
+/// What is promised to a stranger's channel beyond its first windows: counted as all that clients' connections may hold.
+#[derive(Debug)]
+struct Promised(Arc<Account>);
+
+impl WindowBudget for Promised {
+    fn take(&self, bytes: u64) -> bool {
+        self.0.keep_more(bytes)
+    }
+
+    fn give(&self, bytes: u64) {
+        self.0.keep_less(bytes);
+    }
+
+    fn wants_some_back(&self) -> bool {
+        self.0.is_to_narrow()
+    }
+}
+
+/// Says how much the channel has moved, so that one that rests is told from one that does not. Never resolves.
+async fn tell_of_moves(channel: &Channel, account: &Account) {
+    loop {
+        account.has_moved(channel.carried());
+        sleep(LOOK).await;
+    }
+}
+
+/// Resolves when somebody else needs the memory of a channel that was dialled.
+async fn lost(channel: &Channel, account: Option<Arc<Account>>) {
+    let Some(account) = account else {
+        return pending().await;
+    };
+    tokio::select! {
+        () = account.lost() => {}
+        () = tell_of_moves(channel, &account) => {}
+    }
+}
+
 /// Resolves when a channel is not to be served any longer: the relay drains and it carries nothing, or the relay stops.
 async fn rested(channel: &Channel, mut alive: Alive) {
     alive.reached(Phase::Draining).await;
@@ -477,6 +548,9 @@ fn bounds(settings: &Settings, config: &Config) -> channel::Config {
         window: config.onion.stream_window,
         windows: settings.connection_window.into(),
         guest_windows: config.limits.connection_window.into(),
+        // As all connections of the port begin.
+        greeting_window: u32::try_from(INITIAL_WINDOWS.0).unwrap_or(u32::MAX),
+        narrow: true,
         queued: settings.queued,
         kept: endpoints(settings).most(),
         idle: settings.idle_channel,

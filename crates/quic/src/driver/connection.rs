@@ -571,11 +571,18 @@ impl Connection {
     pub fn adapt_windows(
         &self,
         bounds: WindowBounds,
-        budget: &WindowBudget,
+        budget: impl WindowBudget + 'static,
         when_blocked: WhenBlocked,
     ) {
-        let windows = Windows::new(bounds, budget.clone(), when_blocked, now());
+        let windows = Windows::new(bounds, Box::new(budget), when_blocked, now());
         self.inner().state().windows = Some(Box::new(windows));
+    }
+
+    /// What the peer may send ahead of who reads, in bytes, where windows grow.
+    #[must_use]
+    pub fn receive_window(&self) -> Option<u64> {
+        let state = self.inner().state();
+        state.windows.as_ref().map(|windows| windows.receive())
     }
 
     /// The streams of which something has come that nobody has taken, the oldest first.

@@ -30,8 +30,8 @@ use tokio::{
 };
 
 use super::{
-    AsyncUdpSocket, Connection, Endpoint, SendStream, UdpSocket, WhenBlocked, WindowBounds,
-    WindowBudget, now,
+    AsyncUdpSocket, Connection, Endpoint, SendStream, SharedBudget, UdpSocket, WhenBlocked,
+    WindowBounds, now,
 };
 use crate::{
     ConnectionController, Hooks,
@@ -618,7 +618,7 @@ async fn fill(mut stream: SendStream) {
 async fn long_fat_path(
     world: &World,
     adapts: bool,
-) -> (Endpoint, Connection, Connection, WindowBudget) {
+) -> (Endpoint, Connection, Connection, SharedBudget) {
     let line = Line::new(&world.network, 2);
     for inbox in [&line.inbox, &world.line.inbox] {
         let mut path = inbox.path.lock();
@@ -626,9 +626,9 @@ async fn long_fat_path(
         path.rate = Some((RATE, Duration::from_secs(10)));
     }
     let (client, _, near, far) = world.dial_from(line).await;
-    let budget = WindowBudget::new(64 * MIB);
+    let budget = SharedBudget::new(64 * MIB);
     if adapts {
-        near.adapt_windows(BOUNDS, &budget, WhenBlocked::GiveUp);
+        near.adapt_windows(BOUNDS, budget.clone(), WhenBlocked::GiveUp);
     }
     (client, near, far, budget)
 }
@@ -735,7 +735,7 @@ async fn where_somebody_is_told_which_streams_nobody_reads_none_is_given_up() {
         ..BOUNDS
     };
     let when_blocked = WhenBlocked::Tell(Arc::clone(&told));
-    near.adapt_windows(bounds, &WindowBudget::new(0), when_blocked);
+    near.adapt_windows(bounds, SharedBudget::new(0), when_blocked);
     let open = async || {
         tokio::spawn(fill(far.open_uni().await.unwrap()));
         soon(near.accept_uni()).await.unwrap()

@@ -9,7 +9,8 @@
 //! for the others. So a stream takes at most its own window from them, and all together the most that the connection may have. Where it cannot be wider,
 //! [`WhenBlocked`] says what is done, until the peer may go on.
 //!
-//! What is wider than at first comes out of a [`WindowBudget`]; without room there a window stays as it is.
+//! What is wider than at first comes out of a [`WindowBudget`]; without room there a window stays as it is. What the peer may send is withdrawn only as it
+//! is read: until then it is not given back.
 
 use std::{
     fmt,
@@ -61,22 +62,36 @@ pub struct WindowBounds {
     pub send: (u64, u64),
 }
 
+/// Where windows are asked for before they are wider. It is asked while the connection is locked.
+pub trait WindowBudget: fmt::Debug + Send + Sync {
+    /// Takes so many bytes, if there is room for them.
+    fn take(&self, bytes: u64) -> bool;
+
+    /// Gives so many of them back.
+    fn give(&self, bytes: u64);
+
+    /// Whether somebody else needs room, so that a window is narrower the next time that it is looked at. Asked once for each time.
+    fn wants_some_back(&self) -> bool {
+        false
+    }
+}
+
 /// How much wider than at first the windows of all connections may be that share this, in bytes. Clones are the same.
 #[derive(Clone)]
-pub struct WindowBudget(Arc<Budget>);
+pub struct SharedBudget(Arc<Room>);
 
-struct Budget {
+struct Room {
     most: AtomicU64,
     used: AtomicU64,
 }
 
-impl WindowBudget {
+impl SharedBudget {
     /// So many bytes.
     #[must_use]
     pub fn new(most: u64) -> Self {
         let used = AtomicU64::new(0);
         let most = AtomicU64::new(most);
-        Self(Arc::new(Budget { most, used }))
+        Self(Arc::new(Room { most, used }))
     }
 
     /// From now on so many bytes; windows that are wider stay so.
@@ -93,7 +108,9 @@ impl WindowBudget {
     pub fn used(&self) -> u64 {
         self.0.used.load(Relaxed)
     }
+}
 
+impl WindowBudget for SharedBudget {
     fn take(&self, bytes: u64) -> bool {
         let more = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.most());
         self.0.used.fetch_update(Relaxed, Relaxed, more).is_ok()
@@ -104,16 +121,16 @@ impl WindowBudget {
     }
 }
 
-impl fmt::Debug for WindowBudget {
+impl fmt::Debug for SharedBudget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WindowBudget")
+        f.debug_struct("SharedBudget")
             .field("most", &self.most())
             .finish_non_exhaustive()
     }
 }
 
 /// Two are the same if they have as much to give.
-impl PartialEq for WindowBudget {
+impl PartialEq for SharedBudget {
     fn eq(&self, other: &Self) -> bool {
         self.most() == other.most()
     }
@@ -123,10 +140,12 @@ impl PartialEq for WindowBudget {
 #[derive(Debug)]
 pub(super) struct Windows {
     bounds: WindowBounds,
-    budget: WindowBudget,
+    budget: Box<dyn WindowBudget>,
     when_blocked: WhenBlocked,
     receive: u64,
     send: u64,
+    /// What the peer may send beyond the window, which was wider.
+    owed: u64,
     round_trip: Duration,
     /// What was read since the window was last looked at, and when that began.
     read: u64,
@@ -162,7 +181,7 @@ pub(super) struct Heard {
 impl Windows {
     pub(super) fn new(
         bounds: WindowBounds,
-        budget: WindowBudget,
+        budget: Box<dyn WindowBudget>,
         when_blocked: WhenBlocked,
         now: Instant,
     ) -> Self {
@@ -172,6 +191,7 @@ impl Windows {
             when_blocked,
             receive: bounds.receive.0,
             send: bounds.send.0,
+            owed: 0,
             round_trip: Duration::MAX,
             read: 0,
             since: now,
@@ -184,6 +204,11 @@ impl Windows {
 
     pub(super) fn when_blocked(&self) -> &WhenBlocked {
         &self.when_blocked
+    }
+
+    /// What the peer may send ahead of who reads.
+    pub(super) fn receive(&self) -> u64 {
+        self.receive
     }
 
     /// Whether it matters who reads: the peer is blocked, without room for a wider window.
@@ -199,11 +224,19 @@ impl Windows {
         }
         self.read += bytes;
         self.read_since_blocked += bytes;
+        let withdrawn = self.owed.min(bytes);
+        if withdrawn > 0 {
+            self.owed -= withdrawn;
+            self.budget.give(withdrawn);
+        }
         if self.read < self.receive / 2 {
             return None;
         }
         self.read = 0;
         let took = now.saturating_duration_since(self.since);
+        if self.budget.wants_some_back() {
+            return self.narrow();
+        }
         if took <= SWIFT.max(self.round_trip.saturating_mul(2)) {
             return self.widen();
         }
@@ -274,7 +307,7 @@ impl Windows {
         if narrower >= self.receive {
             return None;
         }
-        self.budget.give(self.receive - narrower);
+        self.owed += self.receive - narrower;
         self.receive = narrower;
         Some(narrower)
     }
@@ -284,7 +317,7 @@ impl Drop for Windows {
     fn drop(&mut self) {
         let WindowBounds { receive, send } = self.bounds;
         let wider = (self.receive - receive.0) + (self.send - send.0);
-        self.budget.give(wider);
+        self.budget.give(wider + self.owed);
     }
 }
 
@@ -298,8 +331,8 @@ mod tests {
         send: (8 * MB, 64 * MB),
     };
 
-    fn windows(budget: WindowBudget, now: Instant) -> Windows {
-        Windows::new(BOUNDS, budget, WhenBlocked::GiveUp, now)
+    fn windows(budget: SharedBudget, now: Instant) -> Windows {
+        Windows::new(BOUNDS, Box::new(budget), WhenBlocked::GiveUp, now)
     }
 
     /// The peer said once that it is blocked, and was allowed so much since.
@@ -314,7 +347,7 @@ mod tests {
     /// Reads what a path carries, never more than the window within a round trip, for so long; how wide the window is then.
     fn filled(bits: u64, shortest: Duration, queue: Duration, time: Duration) -> u64 {
         let mut now = Instant::now();
-        let mut windows = windows(WindowBudget::new(1 << 30), now);
+        let mut windows = windows(SharedBudget::new(1 << 30), now);
         let end = now + time;
         windows.read(1, shortest, now);
         let round_trip = shortest + queue;
@@ -351,7 +384,7 @@ mod tests {
     #[test]
     fn a_peer_that_stays_blocked_gets_as_much_again_and_one_that_goes_on_does_not() {
         let (rtt, now) = (Duration::from_millis(100), Instant::now());
-        let mut windows = windows(WindowBudget::new(1 << 30), now);
+        let mut windows = windows(SharedBudget::new(1 << 30), now);
         let mut heard = |blocked, stream, trips| {
             windows.heard(
                 Heard {
@@ -383,7 +416,7 @@ mod tests {
     #[test]
     fn without_room_streams_that_nobody_reads_are_given_up_one_by_one_until_the_peer_may_go_on() {
         let (rtt, began) = (Duration::from_millis(100), Instant::now());
-        let mut windows = windows(WindowBudget::new(0), began);
+        let mut windows = windows(SharedBudget::new(0), began);
         let mut heard = |allowed, after| windows.heard(blocked_once(allowed), rtt, began + after);
         let blocked = rtt;
         assert_eq!(heard(0, Duration::ZERO), None);
@@ -401,7 +434,7 @@ mod tests {
     fn whoever_is_to_be_told_is_told_at_once_and_until_the_peer_may_go_on() {
         let (rtt, began) = (Duration::from_millis(100), Instant::now());
         let when_blocked = WhenBlocked::Tell(Arc::default());
-        let mut windows = Windows::new(BOUNDS, WindowBudget::new(0), when_blocked, began);
+        let mut windows = Windows::new(BOUNDS, Box::new(SharedBudget::new(0)), when_blocked, began);
         let mut heard = |allowed, after| windows.heard(blocked_once(allowed), rtt, began + after);
         assert_eq!(heard(0, Duration::ZERO), None);
         for n in 0..3 {
@@ -413,7 +446,7 @@ mod tests {
     #[test]
     fn windows_of_all_connections_together_are_not_wider_than_their_budget() {
         let (rtt, now) = (Duration::from_millis(100), Instant::now());
-        let budget = WindowBudget::new(20 * MB);
+        let budget = SharedBudget::new(20 * MB);
         let mut all: Vec<_> = (0..9).map(|_| windows(budget.clone(), now)).collect();
         for times in 1..9 {
             for windows in &mut all {
@@ -435,7 +468,7 @@ mod tests {
     #[test]
     fn a_window_that_is_hardly_used_becomes_narrow_again() {
         let (rtt, mut now) = (Duration::from_millis(100), Instant::now());
-        let budget = WindowBudget::new(1 << 30);
+        let budget = SharedBudget::new(1 << 30);
         let mut windows = windows(budget.clone(), now);
         while windows.read(MB, rtt, now).is_none_or(|wide| wide < 16 * MB) {}
         for _ in 0..200 {
@@ -446,9 +479,25 @@ mod tests {
     }
 
     #[test]
+    fn what_was_withdrawn_is_not_given_back_before_it_is_read() {
+        let (rtt, mut now) = (Duration::from_millis(100), Instant::now());
+        let budget = SharedBudget::new(1 << 30);
+        let mut windows = windows(budget.clone(), now);
+        while windows.read(MB, rtt, now).is_none_or(|wide| wide < 16 * MB) {}
+        windows.read(1, rtt, now);
+        now += Duration::from_secs(2);
+        assert_eq!(windows.read(8 * MB, rtt, now), Some(8 * MB));
+        assert_eq!(budget.used(), 15 * MB, "8 may still come beyond the window");
+        windows.read(3 * MB, rtt, now);
+        assert_eq!(budget.used(), 12 * MB);
+        drop(windows);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
     fn what_waits_for_the_peer_grows_with_what_may_be_on_its_way() {
         let now = Instant::now();
-        let mut windows = windows(WindowBudget::new(1 << 30), now);
+        let mut windows = windows(SharedBudget::new(1 << 30), now);
         assert_eq!(windows.full(4 * MB), None);
         assert_eq!(windows.full(4 * MB + 1), Some(16 * MB));
         assert_eq!(windows.full(1 << 40), Some(32 * MB));

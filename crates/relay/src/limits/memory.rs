@@ -409,6 +409,17 @@ impl Books {
         self.change(id, now, |windows| windows.base += bytes)
     }
 
+    /// So much of that it holds no more.
+    fn give_back(&mut self, id: u64, bytes: u64, now: Instant) {
+        self.change(id, now, |windows| windows.base -= bytes);
+    }
+
+    /// Whether it is to have less, for others.
+    fn is_to_narrow(&mut self, id: u64) -> bool {
+        let entry = self.entries.get_mut(&id);
+        entry.is_some_and(|entry| std::mem::take(&mut entry.narrow))
+    }
+
     /// It has ended; nobody reads or writes any more.
     fn end(&mut self, id: u64, now: Instant) {
         self.change(id, now, |windows| {
@@ -630,6 +641,21 @@ impl Account {
         let mut kept = false;
         self.change(|books, id, now| kept = books.keep(id, bytes, now));
         kept
+    }
+
+    /// So many of those it holds no more.
+    pub(crate) fn keep_less(&self, bytes: u64) {
+        self.change(|books, id, now| books.give_back(id, bytes, now));
+    }
+
+    /// Whether what the connection moves is to have less room from now on, for others. So once each time that it is to.
+    pub(crate) fn is_to_narrow(&self) -> bool {
+        self.memory.books().is_to_narrow(self.id)
+    }
+
+    /// The connection has moved so much by now, where it does not say so at each [`read`](Self::read).
+    pub(crate) fn has_moved(&self, bytes: u64) {
+        self.tally.read.store(bytes, Relaxed);
     }
 
     /// The connection has ended: its transport is let go, which holds its memory, and what it may still hold is counted until the account is dropped.

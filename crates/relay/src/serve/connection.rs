@@ -196,7 +196,7 @@ impl AdmittedConnection {
             self.client,
             &self.shared,
             self.alive.clone(),
-            &self.place,
+            (&self.place, &self.account),
         );
         let ended = tokio::select! {
             () = carried => None,

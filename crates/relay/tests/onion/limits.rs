@@ -6,7 +6,8 @@ use std::{
     time::Duration,
 };
 
-use hoplite_channel::How;
+use bytes::BufMut;
+use hoplite_channel::{Channel, How};
 use hoplite_onion::path::Relay as Known;
 use hoplite_overlay::{Overlay, Reason, Terms};
 use hoplite_relay::{
@@ -15,15 +16,20 @@ use hoplite_relay::{
 };
 use hoplite_testing::{
     dns::Dns,
-    relay::{identity, number},
+    relay::{identity, metric, number, until_metric},
     soon, targets,
 };
-use hoplite_wire::Target;
+use hoplite_wire::{
+    Target,
+    cell::{BODY, Cell, Command},
+};
 use tokio::sync::mpsc;
 
 use crate::{
     carriers,
-    support::{bare, client, config, echo, echoes, known, open, path, refused, relay, token},
+    support::{
+        bare, bare_at, client, config, echo, echoes, known, open, path, refused, relay, token,
+    },
 };
 
 #[tokio::test]
@@ -346,4 +352,44 @@ async fn tokens_and_circuits_for_everybody_must_be_meant() {
 async fn a_relay_without_an_onion_key_does_not_start_with_circuits() {
     let error = Relay::start(&config(), &identity()).expect_err("no key");
     assert!(error.to_string().starts_with("onion.enabled: "), "{error}");
+}
+
+/// Opens a circuit and writes into it whatever goes.
+async fn stuff(channel: Channel, n: u8) {
+    let mut circuit = channel.open().await.expect("opened");
+    let cell = |command| Cell::new(circuit.id, command, |body| body.put_bytes(n, BODY));
+    let [first, more] = [Command::CREATE_FAST, Command::RELAY].map(|one| cell(one).expect("fits"));
+    circuit.sender.send(first).expect("there is room");
+    while circuit.sender.ready().await.is_ok() && circuit.sender.send(more.clone()).is_ok() {}
+}
+
+/// Whether they are in order, or come behind a gap, where nobody can read them.
+#[tokio::test]
+async fn what_strangers_may_stuff_into_circuits_that_nobody_reads_counts_and_others_are_let_in() {
+    const BUDGET: u64 = 16 << 20;
+    let only = relay(|config| {
+        config.listen.push((Ipv6Addr::LOCALHOST, 0).into());
+        config.limits.memory = BUDGET;
+        // The relay reads what begins a circuit, and nothing more for minutes.
+        config.limits.bandwidth_per_client = 8;
+    });
+    let mut channels = Vec::new();
+    for _ in 0..8 {
+        channels.extend(bare(&only, How::Quic).await.ok());
+    }
+    let at_rest = metric(&only, "memory_promised_bytes");
+    for (n, channel) in (0..).zip(channels.iter().flat_map(|channel| [channel; 4])) {
+        tokio::spawn(stuff(channel.clone(), n));
+    }
+    until_metric(&only, "memory_promised_bytes", |bytes| {
+        assert!(bytes <= BUDGET as f64);
+        bytes > at_rest + 4e6
+    })
+    .await;
+    let other = bare_at(only.addresses()[1], How::Quic)
+        .await
+        .expect("let in");
+    assert!(other.is_open());
+    channels.iter().for_each(Channel::close);
+    until_metric(&only, "memory_promised_bytes", |bytes| bytes < 1e6).await;
 }

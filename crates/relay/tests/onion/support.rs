@@ -1,6 +1,6 @@
 //! Relays of circuits on loopback, and clients that build circuits through them over real channels.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{net::SocketAddr, sync::Arc, time::SystemTime};
 
 use hoplite_channel::{
     self as channel, Channel, ChannelDialer, Channels, Counts, How, Whom, handshake::Us,
@@ -123,9 +123,14 @@ fn dialer() -> ChannelDialer {
 
 /// A channel to a relay, on which nothing is begun.
 pub(crate) async fn bare(relay: &Handle, how: How) -> Result<Channel, Error> {
+    bare_at(relay.addresses()[0], how).await
+}
+
+/// The same, to one of its addresses.
+pub(crate) async fn bare_at(address: SocketAddr, how: How) -> Result<Channel, Error> {
     let whom = Whom {
         name: "held".into(),
-        address: Target::from(relay.addresses()[0]),
+        address: Target::from(address),
         identity: None,
         rsa: None,
     };
