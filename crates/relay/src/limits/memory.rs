@@ -232,11 +232,13 @@ impl Promised {
         }
     }
 
-    /// What was withdrawn is promised again before more is.
+    /// What waits above a narrower window waits within a wider one; what the client may send beyond its window it may still send.
     fn widen(&mut self, way: Way, to: u64) {
         let (size, owed) = self.of(way);
         let more = to.saturating_sub(*size);
-        *owed = owed.saturating_sub(more);
+        if way == Way::Down {
+            *owed = owed.saturating_sub(more);
+        }
         *size += more;
     }
 
@@ -978,6 +980,18 @@ mod tests {
         alice.move_all(&mut books, Way::Up, 2 * SLOW, 2000, &mut now);
         let windows = alice.windows(&books);
         assert_eq!((windows.up, windows.owed.0), (INITIAL_WINDOWS.0, 0));
+    }
+
+    #[test]
+    fn what_a_client_may_send_beyond_its_window_counts_also_when_that_is_wide_again() {
+        let (mut books, mut now) = (books(1 << 30), Instant::now());
+        let alice = enter(&mut books, ALICE, now);
+        alice.move_all(&mut books, Way::Up, FAST, 8, &mut now);
+        let wide = alice.windows(&books).up;
+        alice.move_all(&mut books, Way::Up, 2 * SLOW, 1, &mut now);
+        alice.move_all(&mut books, Way::Up, FAST, 1, &mut now);
+        let windows = alice.windows(&books);
+        assert_eq!((windows.up, windows.owed.0), (wide, wide / 4));
     }
 
     #[test]
