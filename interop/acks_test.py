@@ -58,16 +58,16 @@ class QuicGo:
         return [self.binary, "get", self.ca, f"https://target.test:{self.port}/", *way]
 
 
-def built(checks, lab):
-    """The program on quic-go; None where there is no Go, or its modules cannot be had."""
+def built(checks, lab, name="quic_go"):
+    """The program of that folder, on quic-go; None where there is no Go, or its modules cannot be had."""
     if not shutil.which("go"):
-        return checks.skip("quic-go", "Go is not installed")
-    binary = lab.folder / "quic_go"
-    go = lambda *words: subprocess.run(["go", *words], cwd=HERE / "quic_go", capture_output=True, text=True)  # noqa: E731
+        return checks.skip(name, "Go is not installed")
+    binary = lab.folder / name
+    go = lambda *words: subprocess.run(["go", *words], cwd=HERE / name, capture_output=True, text=True)  # noqa: E731
     if (got := go("mod", "download")).returncode:
-        return checks.skip("quic-go", f"its modules cannot be had here: {got.stderr.strip()[-200:]}")
+        return checks.skip(name, f"its modules cannot be had here: {got.stderr.strip()[-200:]}")
     made = go("build", "-o", binary, ".")
-    return binary if checks.check("the program on quic-go builds", made.returncode == 0, made.stderr.strip()) else None
+    return binary if checks.check(f"{name} builds", made.returncode == 0, made.stderr.strip()) else None
 
 
 def get(ca, url, way, address):

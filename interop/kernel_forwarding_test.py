@@ -1,7 +1,7 @@
 """Forwarded mode by the kernel: what it forwards and what it leaves to the relay, on the wire; how it begins, falls back and ends.
 
-For a hoplite that is built with `--features kernel-forwarding` ($HOPLITE; `.ci/run kernel` makes one). aioquic at both ends, and quic-go, in network
-namespaces. Needs root and ethtool; says so and passes when it has none.
+For a hoplite that is built with `--features kernel-forwarding` ($HOPLITE; `.ci/run kernel` makes one). aioquic and quic-go at both ends, and masque-go
+as the second hop, in network namespaces. Needs root and ethtool; says so and passes when it has none.
 """
 
 import ctypes
@@ -298,6 +298,30 @@ def quic_go(checks, lab):
     lab.running[relay.name].stop()
 
 
+def masque_go(checks, lab):
+    """masque-go as the second hop, whose ids are of four bytes."""
+    if not (binary := built(checks, lab, "masque_go")):
+        return
+    first, second = lab.relays
+    lab.start_relay(first, KERNEL.format("auto"))
+    address = f"{second.v4}:{RELAY_PORT}"
+    leaf = lab.leaves[second.name] = lab.authority.leaf(second.name, [second.v4, second.name])
+    template = f"https://{address}/.well-known/masque/udp/{{target_host}}/{{target_port}}/"
+    proxy = second.run("masque-go", [binary, "proxy", address, leaf.cert, leaf.key, template, 2, 2])
+    wait_for("masque-go's proxy", lambda: "is up" in proxy.text() or not proxy.alive())
+    client = start_client(lab, "client-masque-go", hops=2)
+    before = metrics(first)
+    process = lab.client.run("get-masque-go", [sys.executable, __file__, "get", lab.target.v4, f"/bytes/{SIZE}", lab.authority.ca])
+    fine = complete(process, SIZE)
+    shares, since = kernel_share(first, before)
+    checks.check("masque-go as the second hop: HTTP/3 download, checksum", fine is True, str(fine))
+    forwarded = since['forwarded_datagrams_total{direction="to_client"}']
+    checks.check("masque-go as the second hop: forwarded by user space", max(shares) == 0 and forwarded > 1000, f"{shares}, {forwarded}")
+    client.stop()
+    proxy.stop()
+    lab.running[first.name].stop()
+
+
 def main():
     checks = Checks("kernel forwarding")
     why = usable() or (None if shutil.which("ethtool") else Missing("ethtool is not installed"))
@@ -308,7 +332,7 @@ def main():
     with NetLab(relays=2) as lab:
         lab.start_targets()
         prepare(lab)
-        for part in (both_ways, forged, killed, falls_back, others, two_hops, quic_go):
+        for part in (both_ways, forged, killed, falls_back, others, two_hops, quic_go, masque_go):
             if chosen and part.__name__ not in chosen:
                 continue
             try:

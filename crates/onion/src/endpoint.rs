@@ -849,6 +849,26 @@ impl Endpoint {
         }
         Some(bytes)
     }
+
+    /// Copies of what waits on a stream as much as fits; it stays. How much.
+    fn peek(&self, id: StreamId, into: &mut [u8]) -> usize {
+        let stream = self.streams.get(&id.0);
+        stream.map_or(0, |stream| stream.peek(into))
+    }
+
+    /// So much of it was taken.
+    fn consume(&mut self, id: StreamId, mut bytes: usize) {
+        while bytes > 0 {
+            let stream = self.streams.get_mut(&id.0);
+            let Some((taken, say)) = stream.and_then(|stream| stream.consume(bytes)) else {
+                return;
+            };
+            bytes -= taken;
+            if let Some(say) = say {
+                self.say_flow(id, say);
+            }
+        }
+    }
 }
 
 // What may still come on a stream that this end has ended: what the peer had sent before it read END, and nothing

@@ -28,11 +28,18 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-use super::{Asked, Broken, Endpoint, HALF_CLOSE, Role, stream::Answer, udp::UdpStream};
+use super::{
+    Asked, Broken, Endpoint, HALF_CLOSE, Role,
+    stream::{Answer, Stream},
+    udp::UdpStream,
+};
 use crate::{client::StreamEvents, failure};
 
 /// A piece of this many bytes fills a cell of either version.
-const FILLS: usize = BODY - Format::V1.header(RelayCommand::DATA);
+pub(crate) const FILLS: usize = BODY - Format::V1.header(RelayCommand::DATA);
+
+/// So much is carried between a stream and a target at once.
+pub(crate) const AT_ONCE: usize = 8 << 10;
 
 /// What is written so soon behind a piece that has waited for more was there before it left.
 const TOGETHER: Duration = Duration::from_millis(1);
@@ -189,21 +196,54 @@ impl Handle {
         Poll::Ready(())
     }
 
+    /// Has `target` take what waits, as much as it takes at once: the rest stays in the circuit's end, where it counts. How much; nothing at the end.
+    pub(crate) fn poll_write_to(
+        &mut self,
+        cx: &mut Context<'_>,
+        target: Pin<&mut impl AsyncWrite>,
+    ) -> Poll<io::Result<usize>> {
+        let mut piece = [0; AT_ONCE];
+        let waits = self.shared.lock().peek(self.id, &mut piece);
+        let taken = if self.current.is_empty() && waits > 0 {
+            let taken = ready!(target.poll_write(cx, &piece[..waits]))?;
+            self.shared.lock().consume(self.id, taken);
+            self.linger = None;
+            taken
+        } else {
+            ready!(self.poll_next(cx))?;
+            if self.current.is_empty() {
+                return Poll::Ready(Ok(0));
+            }
+            let taken = ready!(target.poll_write(cx, &self.current))?;
+            self.current.advance(taken);
+            taken
+        };
+        if taken == 0 {
+            return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+        }
+        Poll::Ready(Ok(taken))
+    }
+
+    /// How much may be written, once that is anything.
+    pub(crate) fn poll_may_write(&self, cx: &Context<'_>) -> Poll<io::Result<usize>> {
+        let endpoint = &mut *self.shared.lock();
+        let most = endpoint.may_queue();
+        let stream = writable(endpoint, self.id)?;
+        let room = stream.may_write(most);
+        if room == 0 {
+            stream.writer = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(room))
+    }
+
     fn poll_put(&self, cx: &Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let endpoint = &mut *self.shared.lock();
-        if let Some(error) = endpoint.closed() {
-            return Poll::Ready(Err(error.clone().into()));
-        }
         let most = endpoint.may_queue();
+        writable(endpoint, self.id)?;
         let Some(stream) = endpoint.streams.get_mut(&self.id.0) else {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         };
-        if let Some(Err(error)) = stream.said() {
-            return Poll::Ready(Err(error.clone().into()));
-        }
-        if !stream.is_writable() || stream.is_finished() {
-            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
-        }
         let taken = stream.write(bytes, most, &mut endpoint.unpredictable);
         if taken == 0 && !bytes.is_empty() {
             stream.writer = Some(cx.waker().clone());
@@ -212,6 +252,22 @@ impl Handle {
         endpoint.take_turn(self.id);
         Poll::Ready(Ok(taken))
     }
+}
+
+/// The stream, if it may still be written.
+fn writable(endpoint: &mut Endpoint, id: StreamId) -> io::Result<&mut Stream> {
+    if let Some(error) = endpoint.closed() {
+        return Err(error.clone().into());
+    }
+    let stream = endpoint.streams.get_mut(&id.0);
+    let stream = stream.ok_or(io::ErrorKind::BrokenPipe)?;
+    if let Some(Err(error)) = stream.said() {
+        return Err(error.clone().into());
+    }
+    if !stream.is_writable() || stream.is_finished() {
+        return Err(io::ErrorKind::BrokenPipe.into());
+    }
+    Ok(stream)
 }
 
 impl hoplite_overlay::PendingStream for Handle {

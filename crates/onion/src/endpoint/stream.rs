@@ -3,7 +3,7 @@
 
 use std::{collections::VecDeque, net::IpAddr, sync::Arc, task::Waker};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hoplite_channel::Tally;
 use hoplite_overlay::Error;
 use hoplite_wire::cell::{
@@ -198,6 +198,31 @@ impl Stream {
         Some((piece.bytes.freeze(), say))
     }
 
+    /// Copies of what waits as much as fits; it stays. How much.
+    pub(super) fn peek(&self, into: &mut [u8]) -> usize {
+        let most = into.len();
+        let mut rest = into;
+        for piece in &self.waiting {
+            let fits = piece.bytes.len().min(rest.len());
+            rest.put(piece.bytes.chunk().take(fits));
+        }
+        most - rest.len()
+    }
+
+    /// Takes of what waits longest, at most so much: how much that was, and what is to be said for it.
+    pub(super) fn consume(&mut self, most: usize) -> Option<(usize, Option<FlowControlMessage>)> {
+        let piece = self.waiting.front_mut()?;
+        let bytes = piece.bytes.len().min(most);
+        piece.bytes.advance(bytes);
+        let cells = if piece.bytes.is_empty() {
+            self.waiting.pop_front().map_or(0, |piece| piece.cells)
+        } else {
+            0
+        };
+        self.held.take(bytes);
+        Some((bytes, self.incoming.taken(Taken { cells, bytes })))
+    }
+
     /// The peer has ended its side, or all of it.
     pub(super) fn end(&mut self, end: End) {
         if self.answer.is_none() && !self.at_exit {
@@ -349,6 +374,14 @@ impl Stream {
         self.sending.push_back(body);
         self.queued.add(1);
         Some(self.full.saturating_sub(self.header))
+    }
+
+    /// How much [`write`](Self::write) takes now, and no more than that.
+    pub(super) fn may_write(&self, most: usize) -> usize {
+        let last = self.sending.back();
+        let room = last.map_or(0, |body| self.full.saturating_sub(body.len()));
+        let bodies = most.saturating_sub(self.sending.len());
+        room + bodies * (BODY - self.header)
     }
 
     pub(super) fn finish(&mut self) {

@@ -2,6 +2,7 @@
 
 use std::{
     future::poll_fn,
+    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
@@ -177,6 +178,45 @@ async fn a_stream_that_nobody_reads_stops_at_its_window_and_no_other_stream() {
             pair.settle();
         }
         drop(unread);
+    }
+}
+
+#[tokio::test]
+async fn what_a_target_does_not_take_stays_where_it_counts_and_all_comes_in_the_end() {
+    const TAKES: usize = 1000;
+    for control in [Control::Fixed, VEGAS] {
+        let mut pair = Pair::new(control);
+        let (mut near, mut far) = pair.stream(HALF_CLOSE);
+        let (mut target, mut reader) = tokio::io::duplex(TAKES);
+        let mut write_to = async |far: &mut Handle| {
+            let written = now(|cx| far.poll_write_to(cx, Pin::new(&mut target))).await;
+            written.map(|written| written.expect("open"))
+        };
+        for n in 0..50 {
+            let sent: Vec<u8> = (n..)
+                .take(20_000)
+                .map(|n: u32| n.to_le_bytes()[0])
+                .collect();
+            near.write_all(&sent).await.expect("the window opens again");
+            pair.settle();
+            let mut got = Vec::new();
+            while got.len() < sent.len() {
+                let counted = pair.exit.lock().streams[&far.id().0].held();
+                assert_eq!(counted, sent.len() - got.len());
+                assert_eq!(write_to(&mut far).await, Some(TAKES));
+                assert_eq!(write_to(&mut far).await, None);
+                let mut taken = [0; TAKES];
+                reader.read_exact(&mut taken).await.expect("open");
+                got.extend(taken);
+                pair.settle();
+                // What a task may do at a stretch is bounded.
+                tokio::task::yield_now().await;
+            }
+            assert!(got == sent);
+        }
+        near.shutdown().await.expect("taken");
+        pair.settle();
+        assert_eq!(write_to(&mut far).await, Some(0), "the end");
     }
 }
 

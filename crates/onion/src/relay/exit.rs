@@ -2,19 +2,21 @@
 //! [`super::driver`] starts a task for each. tor-spec "Opening streams and transferring data", "Remote hostname lookup".
 
 use std::{
-    future::{Future, poll_fn},
+    future::poll_fn,
     io,
     net::{IpAddr, SocketAddr},
+    pin::Pin,
     sync::{Arc, atomic::Ordering::Relaxed},
-    task::Poll,
+    task::{Context, Poll, ready},
 };
 
+use bytes::{Buf, BytesMut};
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms};
 use hoplite_wire::{
     Host, Target,
     cell::relay::{Answer, ConnectUdp, End, EndReason, Flags, Resolved, StreamId, Value},
 };
-use tokio::io::{AsyncWriteExt, copy, split};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{
     Asking, Relay,
@@ -24,7 +26,7 @@ use crate::{
     channel::{AdmittedStream, LookUp},
     endpoint::{
         Asked, Endpoint, HALF_CLOSE,
-        io::{Handle, Shared},
+        io::{AT_ONCE, FILLS, Handle, Shared},
         udp::{self, UdpHandle},
     },
     failure,
@@ -261,32 +263,112 @@ async fn look_up(
     }
 }
 
-/// Both directions. Where the client knows no half-closed streams, the first end is the end of both.
-async fn carry(handle: &mut Handle, target: Metered, half_close: bool) -> io::Result<()> {
-    let (mut from_client, mut to_client) = split(handle);
-    let (mut from_target, mut to_target) = split(target);
-    let up = async {
-        copy(&mut from_client, &mut to_target).await?;
-        to_target.shutdown().await
+/// Carries both directions. Where the client knows no half-closed streams, the first end is the end of both.
+async fn carry(client: &mut Handle, target: Metered, half_close: bool) -> io::Result<()> {
+    let mut carried = Carried {
+        client,
+        target,
+        up: Way::Open,
+        down: Way::Open,
+        rest: BytesMut::new(),
     };
-    let down = async {
-        copy(&mut from_target, &mut to_client).await?;
-        to_client.shutdown().await
-    };
-    if half_close {
-        tokio::try_join!(up, down).map(drop)
-    } else {
-        either(up, down).await
-    }
-}
-
-async fn either<T>(one: impl Future<Output = T>, other: impl Future<Output = T>) -> T {
-    let (mut one, mut other) = (std::pin::pin!(one), std::pin::pin!(other));
-    poll_fn(|cx| match one.as_mut().poll(cx) {
-        Poll::Pending => other.as_mut().poll(cx),
-        done => done,
+    poll_fn(|cx| {
+        let up = carried.poll_up(cx)?;
+        if !half_close && up.is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        let down = carried.poll_down(cx)?;
+        if down.is_ready() && (up.is_ready() || !half_close) {
+            return Poll::Ready(Ok(()));
+        }
+        Poll::Pending
     })
     .await
+}
+
+/// A stream and its target. Thousands of them stand, so they hold no bytes: what one side does not take stays at the other, in the circuit's end, where
+/// it counts, or with the target.
+struct Carried<'a> {
+    client: &'a mut Handle,
+    target: Metered,
+    up: Way,
+    down: Way,
+    /// What was read of the target and is not in cells: little.
+    rest: BytesMut,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Open,
+    /// All has come, and the other side is not told yet.
+    Over,
+    Ended,
+}
+
+impl Carried<'_> {
+    fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.up == Way::Open {
+            match self.client.poll_write_to(cx, Pin::new(&mut self.target))? {
+                Poll::Ready(0) => self.up = Way::Over,
+                Poll::Ready(_) => {}
+                Poll::Pending => {
+                    // There may be nothing to wait for: who writes next flushes again.
+                    let _flushed = Pin::new(&mut self.target).poll_flush(cx)?;
+                    return Poll::Pending;
+                }
+            }
+        }
+        if self.up == Way::Over {
+            ready!(Pin::new(&mut self.target).poll_shutdown(cx))?;
+            self.up = Way::Ended;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            if !self.rest.is_empty() {
+                let written = Pin::new(&mut *self.client).poll_write(cx, &self.rest)?;
+                match written {
+                    Poll::Ready(written) => self.rest.advance(written),
+                    // A small piece may wait for more to share its cell with.
+                    Poll::Pending if self.down == Way::Open && self.rest.len() < FILLS => {
+                        ready!(self.poll_read(cx, FILLS - self.rest.len()))?;
+                    }
+                    Poll::Pending => return Poll::Pending,
+                }
+                continue;
+            }
+            match self.down {
+                Way::Open => {
+                    let most = ready!(self.client.poll_may_write(cx))?;
+                    ready!(self.poll_read(cx, most.min(AT_ONCE)))?;
+                }
+                Way::Over => {
+                    ready!(Pin::new(&mut *self.client).poll_shutdown(cx))?;
+                    self.down = Way::Ended;
+                }
+                Way::Ended => return Poll::Ready(Ok(())),
+            }
+        }
+    }
+
+    /// Reads of the target, and puts in cells what can be.
+    fn poll_read(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<()>> {
+        let mut piece = [0; AT_ONCE];
+        let mut read = ReadBuf::new(&mut piece[..most]);
+        ready!(Pin::new(&mut self.target).poll_read(cx, &mut read))?;
+        let mut bytes = read.filled();
+        if bytes.is_empty() {
+            self.down = Way::Over;
+        } else if self.rest.is_empty()
+            && let Poll::Ready(written) = Pin::new(&mut *self.client).poll_write(cx, bytes)?
+        {
+            bytes.advance(written);
+        }
+        self.rest.extend_from_slice(bytes);
+        Poll::Ready(Ok(()))
+    }
 }
 
 // UDP streams. Proposal 339.
