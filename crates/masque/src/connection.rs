@@ -58,6 +58,8 @@ pub(crate) struct Connection {
     superseded: AtomicBool,
     /// Told when that happens.
     replaced: Notify,
+    /// The relay has no flows of bound UDP. What one connection has found out no other one shows.
+    no_bound_udp: AtomicBool,
 }
 
 /// A private token, and where it is from.
@@ -115,6 +117,7 @@ impl Connection {
             used: Notify::new(),
             superseded: AtomicBool::new(false),
             replaced: Notify::new(),
+            no_bound_udp: AtomicBool::new(false),
         }))
     }
 
@@ -126,6 +129,16 @@ impl Connection {
     /// How both ends acknowledge and control congestion; over HTTP/2 TCP does.
     pub(crate) fn agreed(&self) -> Option<Agreed> {
         self.link.as_ref().map(|link| link.controller().agreed())
+    }
+
+    /// The relay has refused a flow of bound UDP because it has none: on this connection it is not asked again.
+    pub(crate) fn lacks_bound_udp(&self) {
+        self.no_bound_udp.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it has.
+    pub(crate) fn has_no_bound_udp(&self) -> bool {
+        self.no_bound_udp.load(Ordering::Relaxed)
     }
 
     /// Whether new flows may be asked for.

@@ -16,8 +16,6 @@ use hoplite_wire::{
     HostName, RequestHead, ResponseHead, Target, Template, connect_ip::Scope, dns,
     privacy_pass::PrivateToken, tuning::Agreed,
 };
-use parking_lot::Mutex;
-use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use crate::{
@@ -67,8 +65,6 @@ pub struct Hop {
     shared: bool,
     /// The client's region, which the relay is shown if it is the last.
     told: Option<Arc<Told>>,
-    /// Until then the relay is not asked for a flow of bound UDP: it has none.
-    unbound: Arc<Mutex<Option<Instant>>>,
 }
 
 /// The round trip to a relay, the `number` of a path (the first is 0), through `below`: by QUIC's handshake, with nothing asked and no token shown.
@@ -88,8 +84,7 @@ pub async fn round_trip(
     Ok(link.connection().rtt())
 }
 
-/// How long a relay is not asked again for what it has not.
-const ASK_AGAIN: Duration = Duration::from_secs(600);
+const BINDING: &str = "opening a UDP flow with a public address";
 
 impl Hop {
     /// The hop `number` (the first is 0) of a path, reached through `below`.
@@ -127,7 +122,6 @@ impl Hop {
             negotiation: Arc::new(negotiation),
             shared: number == 0,
             told,
-            unbound: Arc::default(),
         })
     }
 
@@ -269,8 +263,16 @@ impl Hop {
     async fn bound(&self, terms: &Terms) -> Result<BoundTunnel, Error> {
         let queue = self.config.datagram_queue;
         self.ask(terms, |connection| async move {
+            if connection.has_no_bound_udp() {
+                return Err(Error::new(ErrorKind::Unsupported, BINDING));
+            }
             let head = self.located(self.credentials.bind());
-            BoundTunnel::open(connection, &head, queue).await
+            let opened = BoundTunnel::open(connection.clone(), &head, queue).await;
+            opened.inspect_err(|error| {
+                if error.kind() == ErrorKind::Unsupported {
+                    connection.lacks_bound_udp();
+                }
+            })
         })
         .await
     }
@@ -362,22 +364,12 @@ impl Overlay for Hop {
 
     fn open_bound<'a>(&'a self, terms: &'a Terms) -> Opening<'a, Arc<dyn Bound>> {
         Box::pin(async move {
-            let doing = "opening a UDP flow with a public address";
-            let known = self
-                .unbound
-                .lock()
-                .is_some_and(|until| Instant::now() < until);
-            if known || !self.config.bound_udp {
-                return Err(Error::new(ErrorKind::Unsupported, doing));
+            if !self.config.bound_udp {
+                return Err(Error::new(ErrorKind::Unsupported, BINDING));
             }
             let terms = self.terms(terms);
-            let opened = terms.run(doing, self.bound(&terms)).await;
-            if let Err(error) = &opened
-                && error.kind() == ErrorKind::Unsupported
-            {
-                *self.unbound.lock() = Some(Instant::now() + ASK_AGAIN);
-            }
-            Ok(Arc::new(opened?) as Arc<dyn Bound>)
+            let opened = terms.run(BINDING, self.bound(&terms)).await?;
+            Ok(Arc::new(opened) as Arc<dyn Bound>)
         })
     }
 

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use hoplite_masque::{Config, Path};
-use hoplite_overlay::{Bound, Datagrams, ErrorKind, Overlay, Terms};
+use hoplite_overlay::{Bound, Datagrams, ErrorKind, Isolation, Overlay, Terms};
 use hoplite_relay::Handle;
 use hoplite_testing::{
     path::{Switch, direct, through},
@@ -158,16 +158,22 @@ async fn where_udp_is_blocked_all_of_it_goes_as_capsules() {
 }
 
 #[tokio::test]
-async fn a_relay_without_such_sockets_is_asked_once() {
+async fn a_relay_without_such_sockets_is_asked_once_by_each_token_as_if_there_were_no_other() {
     let relays = [relay(|_| ()), relay(|_| ())];
     let path = path(&relays);
-    for _ in 0..3 {
-        let error = soon(path.open_bound(&Terms::default())).await;
-        assert_eq!(error.expect_err("none").kind(), ErrorKind::Unsupported);
-    }
     let refused =
         "hoplite_relay_requests_total{method=\"bound_udp\",outcome=\"http_request_error\"}";
-    assert_eq!(number(&relays[1], refused), 1);
+    for (asked, token) in [(1, "one"), (2, "other")] {
+        let terms = Terms {
+            isolation: Isolation::new(token.into()),
+            ..Terms::default()
+        };
+        for _ in 0..3 {
+            let error = soon(path.open_bound(&terms)).await;
+            assert_eq!(error.expect_err("none").kind(), ErrorKind::Unsupported);
+        }
+        assert_eq!(number(&relays[1], refused), asked);
+    }
 }
 
 #[tokio::test]
