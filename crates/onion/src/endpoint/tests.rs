@@ -125,7 +125,7 @@ async fn fill(pair: &mut Pair, handle: &mut Handle) -> usize {
     let chunk = [1; 4096];
     let mut written = 0;
     loop {
-        let taken = now(|cx| std::pin::Pin::new(&mut *handle).poll_write(cx, &chunk)).await;
+        let taken = now(|cx| Pin::new(&mut *handle).poll_write(cx, &chunk)).await;
         match taken {
             Some(count) => written += count.expect("open"),
             None => {
@@ -707,7 +707,7 @@ async fn a_reader_who_waits_is_woken_when_its_stream_is_ended() {
     let waits = tokio::spawn(async move {
         let mut all = Vec::new();
         // It reads nothing of what comes, and then wants to write.
-        while now(|cx| std::pin::Pin::new(&mut far).poll_write(cx, &[1; 4096]))
+        while now(|cx| Pin::new(&mut far).poll_write(cx, &[1; 4096]))
             .await
             .is_some()
         {}
@@ -738,7 +738,7 @@ async fn with_many_streams_to_send_for_each_keeps_few_cells_and_all_come_through
     let mut written = vec![0; near.len()];
     for (handle, written) in near.iter_mut().zip(&mut written) {
         let chunk = [1; 100_000];
-        *written = now(|cx| std::pin::Pin::new(&mut *handle).poll_write(cx, &chunk))
+        *written = now(|cx| Pin::new(&mut *handle).poll_write(cx, &chunk))
             .await
             .expect("each may send")
             .expect("open");
