@@ -550,7 +550,9 @@ impl Drop for Task {
             };
             inner.lose(&ConnectionError::TransportError(error));
         }
-        self.shared.due.lock().clear();
+        // What ends with its connection may ask for locks that others hold who wait for this one.
+        let due = mem::take(&mut *self.shared.due.lock());
+        drop(due);
         self.shared.incoming.notify_waiters();
         self.shared.idle.notify_waiters();
     }

@@ -203,25 +203,50 @@ impl Handle {
         target: Pin<&mut impl AsyncWrite>,
     ) -> Poll<io::Result<usize>> {
         let mut piece = [0; AT_ONCE];
-        let waits = self.shared.lock().peek(self.id, &mut piece);
-        let taken = if self.current.is_empty() && waits > 0 {
-            let taken = ready!(target.poll_write(cx, &piece[..waits]))?;
-            self.shared.lock().consume(self.id, taken);
-            self.linger = None;
-            taken
-        } else {
+        let mut waits = 0;
+        if self.current.is_empty() {
+            waits = self.shared.lock().peek(self.id, &mut piece);
+        }
+        if waits == 0 {
             ready!(self.poll_next(cx))?;
             if self.current.is_empty() {
                 return Poll::Ready(Ok(0));
             }
-            let taken = ready!(target.poll_write(cx, &self.current))?;
-            self.current.advance(taken);
-            taken
+        }
+        let offered = if waits > 0 {
+            &piece[..waits]
+        } else {
+            &self.current
         };
+        let Poll::Ready(taken) = target.poll_write(cx, offered)? else {
+            self.is_not_reset(cx)?;
+            return Poll::Pending;
+        };
+        if waits > 0 {
+            self.shared.lock().consume(self.id, taken);
+            self.linger = None;
+        } else {
+            self.current.advance(taken);
+        }
         if taken == 0 {
             return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
         }
         Poll::Ready(Ok(taken))
+    }
+
+    /// Whoever waits for a target is woken when the far end gives the stream up meanwhile.
+    fn is_not_reset(&self, cx: &Context<'_>) -> io::Result<()> {
+        let endpoint = &mut *self.shared.lock();
+        if let Some(error) = endpoint.closed() {
+            return Err(error.clone().into());
+        }
+        let stream = endpoint.streams.get_mut(&self.id.0);
+        let stream = stream.ok_or(io::ErrorKind::ConnectionReset)?;
+        if let Some(Err(error)) = stream.read_end() {
+            return Err(error.into());
+        }
+        stream.reader = Some(cx.waker().clone());
+        Ok(())
     }
 
     /// How much may be written, once that is anything.

@@ -221,6 +221,26 @@ async fn what_a_target_does_not_take_stays_where_it_counts_and_all_comes_in_the_
 }
 
 #[tokio::test]
+async fn a_stream_that_is_given_up_does_not_wait_for_a_target_that_takes_nothing() {
+    let mut pair = Pair::new(VEGAS);
+    let (mut near, mut far) = pair.stream(HALF_CLOSE);
+    let (mut target, _unread) = tokio::io::duplex(1);
+    near.write_all(&[7; 2000]).await.expect("taken");
+    pair.settle();
+    let writing = tokio::spawn(async move {
+        loop {
+            poll_fn(|cx| far.poll_write_to(cx, Pin::new(&mut target))).await?;
+        }
+    });
+    tokio::task::yield_now().await;
+    drop(near);
+    pair.settle();
+    let ended = timeout(Duration::from_secs(60), writing).await;
+    let ended: std::io::Result<()> = ended.expect("in time").expect("no panic");
+    ended.expect_err("given up");
+}
+
+#[tokio::test]
 async fn a_dropped_stream_is_reset_at_the_other_end() {
     let mut pair = Pair::new(VEGAS);
     let (near, mut far) = pair.stream(HALF_CLOSE);
