@@ -5,7 +5,7 @@
 
 use std::{
     convert::Infallible,
-    future::poll_fn,
+    future::{pending, poll_fn},
     mem,
     net::IpAddr,
     slice,
@@ -168,7 +168,7 @@ impl Transport {
 
     /// How many circuits somebody may have who asks for one.
     pub(super) fn may_have(&self, who: u64, now: Instant) -> usize {
-        self.0.readers.may_have(who, self.0.window(), now)
+        self.0.readers.may_have(who, self.0.whole_window(), now)
     }
 
     /// Windows so wide that no circuit takes another's.
@@ -406,6 +406,10 @@ const TOLD_AGAIN: Duration = Duration::from_millis(200);
 
 /// Ends circuits that nobody reads where they leave no room for the others.
 async fn make_room(shared: &Shared) -> Infallible {
+    // A peer that nobody knows harms its own circuits alone.
+    if !shared.known {
+        return pending().await;
+    }
     let is_blocked = &shared.is_blocked;
     loop {
         is_blocked.notified().await;

@@ -66,6 +66,9 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 /// How often is looked how much a channel has moved.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// A channel that has carried less in the meantime rests.
+const MOVES: u64 = 64 << 10;
+
 /// Addresses that peers are told.
 const TOLD: usize = 8;
 
@@ -347,7 +350,7 @@ impl Onion {
     fn give_room(&self, channel: &Channel, account: Option<&Arc<Account>>) {
         match account {
             _ if self.is_listed(channel) => channel.widen(),
-            Some(account) => channel.adapt_windows(Promised(Arc::clone(account))),
+            Some(account) => channel.adapt_windows(ChannelBudget(Arc::clone(account))),
             None => channel.adapt_windows(SharedBudget::new(0)),
         }
     }
@@ -466,9 +469,9 @@ impl Onion {
 
 /// What is promised to a stranger's channel beyond its first windows: counted as all that clients' connections may hold.
 #[derive(Debug)]
-struct Promised(Arc<Account>);
+struct ChannelBudget(Arc<Account>);
 
-impl WindowBudget for Promised {
+impl WindowBudget for ChannelBudget {
     fn take(&self, bytes: u64) -> bool {
         self.0.keep_more(bytes)
     }
@@ -482,10 +485,10 @@ impl WindowBudget for Promised {
     }
 }
 
-/// Says how much the channel has moved, so that one that rests is told from one that does not. Never resolves.
+/// Says how much the channel has moved, so that one that rests is told from one that does not: padding and a cell now and then are nothing. Never resolves.
 async fn tell_of_moves(channel: &Channel, account: &Account) {
     loop {
-        account.has_moved(channel.carried());
+        account.has_moved(channel.carried() / MOVES * MOVES);
         sleep(LOOK).await;
     }
 }

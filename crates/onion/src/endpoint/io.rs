@@ -218,9 +218,12 @@ impl Handle {
         } else {
             &self.current
         };
-        let Poll::Ready(taken) = target.poll_write(cx, offered)? else {
-            self.is_not_reset(cx)?;
-            return Poll::Pending;
+        let taken = match target.poll_write(cx, offered)? {
+            Poll::Ready(taken) => taken,
+            Poll::Pending => {
+                self.is_not_reset(cx)?;
+                return Poll::Pending;
+            }
         };
         if waits > 0 {
             self.shared.lock().consume(self.id, taken);
@@ -235,7 +238,7 @@ impl Handle {
     }
 
     /// Whoever waits for a target is woken when the far end gives the stream up meanwhile.
-    fn is_not_reset(&self, cx: &Context<'_>) -> io::Result<()> {
+    pub(crate) fn is_not_reset(&self, cx: &Context<'_>) -> io::Result<()> {
         let endpoint = &mut *self.shared.lock();
         if let Some(error) = endpoint.closed() {
             return Err(error.clone().into());

@@ -281,6 +281,8 @@ async fn carry(client: &mut Handle, target: Metered, half_close: bool) -> io::Re
         if down.is_ready() && (up.is_ready() || !half_close) {
             return Poll::Ready(Ok(()));
         }
+        // The client may take back an orderly end.
+        carried.client.is_not_reset(cx)?;
         Poll::Pending
     })
     .await

@@ -575,7 +575,10 @@ impl Connection {
         when_blocked: WhenBlocked,
     ) {
         let windows = Windows::new(bounds, Box::new(budget), when_blocked, now());
-        self.inner().state().windows = Some(Box::new(windows));
+        let mut state = self.inner().state();
+        if state.error.is_none() {
+            state.windows = Some(Box::new(windows));
+        }
     }
 
     /// What the peer may send ahead of who reads, in bytes, where windows grow.
