@@ -19,8 +19,8 @@ use std::{
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use quinn_proto::{
-    ConnectionError, ConnectionEvent, ConnectionHandle, ConnectionStats, Dir, Event, Side,
-    StreamEvent, StreamId, Transmit, VarInt, congestion::Controller,
+    ClosedStream, ConnectionError, ConnectionEvent, ConnectionHandle, ConnectionStats, Dir, Event,
+    Side, StreamEvent, StreamId, Transmit, VarInt, congestion::Controller,
     crypto::ExportKeyingMaterialError,
 };
 use tokio::sync::Notify;
@@ -145,7 +145,7 @@ impl State {
         let still: Vec<StreamId> = self.receiving.difference(&self.read).copied().collect();
         let unread = still.into_iter().find(|id| self.waits_unread(*id));
         if let Some(id) = unread
-            && self.stack.recv_stream(id).stop(0_u32.into()).is_ok()
+            && self.stop(id, 0_u32.into()).is_ok()
         {
             tracing::debug!("a stream that nobody reads kept others from going on: it is given up");
             self.end_unasked(id, End::GivenUp);
@@ -172,7 +172,21 @@ impl State {
         false
     }
 
+    /// Asks the peer for no more of a stream, and gives its bytes' room back.
+    pub(super) fn stop(&mut self, id: StreamId, code: VarInt) -> Result<(), ClosedStream> {
+        self.has_freed();
+        self.stack.recv_stream(id).stop(code)
+    }
+
+    /// A stream has ended of which not all was read.
+    pub(super) fn has_freed(&mut self) {
+        if let Some(windows) = &mut self.windows {
+            windows.freed();
+        }
+    }
+
     fn end_unasked(&mut self, id: StreamId, end: End) {
+        self.has_freed();
         self.ends.insert(id, end);
         self.readers.remove(&id).into_iter().for_each(Waker::wake);
     }
@@ -212,6 +226,9 @@ impl State {
         batch: &mut Vec<u8>,
     ) -> Option<Transmit> {
         let mut transmit = self.stack.poll_transmit(now, most, batch)?;
+        if let Some(windows) = &mut self.windows {
+            windows.allowed(self.stack.stats().frame_tx.max_data);
+        }
         transmit.src_ip = self.source_towards(transmit.destination);
         // Who does not slow down for a mark must be dropped instead (RFC 3168 §6.1).
         if self.stack.congestion_state().window() >= congestion::NO_WINDOW {

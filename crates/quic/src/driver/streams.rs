@@ -448,6 +448,7 @@ impl RecvStream {
                 Poll::Ready(Ok(any.then_some(taken)))
             }
             Found::Nothing(quinn_proto::ReadError::Reset(code)) => {
+                state.has_freed();
                 self.reset = Some(code);
                 if any {
                     return Poll::Ready(Ok(Some(taken)));
@@ -637,7 +638,7 @@ impl RecvStream {
     pub fn stop(&mut self, code: VarInt) -> Result<(), ClosedStream> {
         let inner = self.hold.inner();
         let mut state = inner.state();
-        state.stack.recv_stream(self.id).stop(code)?;
+        state.stop(self.id, code)?;
         inner.wake(&mut state);
         drop(state);
         self.is_done = true;
@@ -655,7 +656,7 @@ impl Drop for RecvStream {
         if state.error.is_some() || self.is_done {
             return;
         }
-        drop(state.stack.recv_stream(self.id).stop(0_u32.into()));
+        drop(state.stop(self.id, 0_u32.into()));
         inner.wake(&mut state);
     }
 }

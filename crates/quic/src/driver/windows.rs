@@ -147,6 +147,8 @@ pub(super) struct Windows {
     /// What the peer may send beyond the window, which was wider.
     owed: u64,
     round_trip: Duration,
+    /// By how much more the peer may have been allowed since MAX_DATA last left.
+    credit: u64,
     /// What was read since the window was last looked at, and when that began.
     read: u64,
     since: Instant,
@@ -192,6 +194,7 @@ impl Windows {
             receive: bounds.receive.0,
             send: bounds.send.0,
             owed: 0,
+            credit: 0,
             round_trip: Duration::MAX,
             read: 0,
             since: now,
@@ -223,8 +226,10 @@ impl Windows {
             self.since = now;
         }
         self.read += bytes;
-        self.read_since_blocked += bytes;
+        // What was withdrawn is paid first, and lets the peer send nothing.
         let withdrawn = self.owed.min(bytes);
+        self.read_since_blocked += bytes - withdrawn;
+        self.credit += bytes - withdrawn;
         if withdrawn > 0 {
             self.owed -= withdrawn;
             self.budget.give(withdrawn);
@@ -243,6 +248,22 @@ impl Windows {
         (took > SLOW).then(|| self.narrow()).flatten()
     }
 
+    /// A stream has ended of which not all was read: so much more the peer is allowed, or less.
+    pub(super) fn freed(&mut self) {
+        self.credit = self.receive;
+    }
+
+    /// So many MAX_DATA frames were sent by now. To be told when they leave: a peer that is quick uses one up and is blocked again before the next
+    /// [`Self::heard`], and says so once.
+    pub(super) fn allowed(&mut self, frames: u64) {
+        let before = std::mem::replace(&mut self.heard.allowed, frames);
+        // Less than an eighth is told only again, where it may have been lost.
+        if before != frames && self.credit >= self.receive / 8 {
+            self.credit = 0;
+            (self.stuck, self.still) = (None, None);
+        }
+    }
+
     /// So much has come by now. Whether the peer is blocked, because of what nobody reads.
     pub(super) fn heard(
         &mut self,
@@ -251,6 +272,7 @@ impl Windows {
         now: Instant,
     ) -> Option<Help> {
         self.round_trip = self.round_trip.min(round_trip);
+        self.allowed(heard.allowed);
         let before = std::mem::replace(&mut self.heard, heard);
         let (says_so, goes_on) = (
             heard.blocked != before.blocked,
@@ -260,7 +282,7 @@ impl Windows {
             self.read_since_blocked = 0;
         }
         // An eighth that was read lets the peer go on.
-        if heard.allowed != before.allowed || self.read_since_blocked >= self.receive / 8 {
+        if self.read_since_blocked >= self.receive / 8 {
             (self.stuck, self.still) = (None, None);
         } else if says_so || (goes_on && self.stuck.is_some()) {
             self.stuck = now.checked_add(round_trip.max(LATE));
@@ -298,6 +320,7 @@ impl Windows {
         if wider <= self.receive || !self.budget.take(wider - self.receive) {
             return None;
         }
+        self.credit += wider - self.receive;
         self.receive = wider;
         Some(wider)
     }
@@ -426,7 +449,9 @@ mod tests {
             assert_eq!(heard(0, blocked + STILL + n * LATE), Some(Help::NoRoom));
             assert_eq!(heard(0, blocked + STILL + n * LATE), None, "not at once");
         }
-        assert_eq!(heard(1, blocked + STILL + 3 * LATE), None);
+        windows.freed();
+        let later = began + blocked + STILL + 3 * LATE;
+        assert_eq!(windows.heard(blocked_once(1), rtt, later), None);
         assert!(!windows.is_still());
     }
 
@@ -440,7 +465,9 @@ mod tests {
         for n in 0..3 {
             assert_eq!(heard(0, rtt + n * LATE), Some(Help::NoRoom));
         }
-        assert_eq!(heard(1, rtt + 3 * LATE), None);
+        windows.freed();
+        let later = began + rtt + 3 * LATE;
+        assert_eq!(windows.heard(blocked_once(1), rtt, later), None);
     }
 
     #[test]
@@ -476,6 +503,42 @@ mod tests {
             windows.read(MB / 4, rtt, now);
         }
         assert_eq!((windows.receive, budget.used()), (MB, 0));
+    }
+
+    #[test]
+    fn a_peer_that_is_blocked_again_as_soon_as_it_was_allowed_more_is_heard() {
+        let (rtt, now) = (Duration::from_millis(100), Instant::now());
+        let mut windows = windows(SharedBudget::new(1 << 30), now);
+        windows.allowed(1);
+        assert_eq!(windows.heard(blocked_once(1), rtt, now), None);
+        let help = windows.heard(blocked_once(1), rtt, now + rtt);
+        assert_eq!(help, Some(Help::Wider(2 * MB)));
+    }
+
+    #[test]
+    fn what_the_peer_was_allowed_and_is_told_again_does_not_let_it_go_on() {
+        let (rtt, now) = (Duration::from_millis(100), Instant::now());
+        let mut windows = windows(SharedBudget::new(1 << 30), now);
+        windows.read(MB / 8, rtt, now);
+        windows.allowed(1);
+        assert_eq!(windows.heard(blocked_once(1), rtt, now), None);
+        windows.allowed(2);
+        let help = windows.heard(blocked_once(2), rtt, now + rtt);
+        assert_eq!(help, Some(Help::Wider(2 * MB)));
+    }
+
+    #[test]
+    fn what_is_read_of_what_was_withdrawn_does_not_let_the_peer_go_on() {
+        let (rtt, mut now) = (Duration::from_millis(100), Instant::now());
+        let mut windows = windows(SharedBudget::new(1 << 30), now);
+        while windows.read(MB, rtt, now).is_none_or(|wide| wide < 16 * MB) {}
+        windows.read(1, rtt, now);
+        now += Duration::from_secs(2);
+        assert_eq!(windows.read(8 * MB, rtt, now), Some(8 * MB));
+        assert_eq!(windows.heard(blocked_once(0), rtt, now), None);
+        windows.read(3 * MB, rtt, now);
+        let help = windows.heard(blocked_once(0), rtt, now + rtt);
+        assert_eq!(help, Some(Help::Wider(16 * MB)));
     }
 
     #[test]
