@@ -206,10 +206,8 @@ fn allow_streams(connection: &Connection, config: &Config, known: bool) {
 }
 
 fn set_windows(connection: &Connection, bytes: u64) {
-    let largest = VarInt::MAX.into_inner();
-    let credit = VarInt::from_u64(bytes.min(largest)).unwrap_or(VarInt::MAX);
     connection.set_send_window(bytes);
-    connection.set_receive_window(credit);
+    connection.set_receive_window(bytes);
 }
 
 impl Shared {

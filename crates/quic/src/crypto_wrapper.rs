@@ -23,7 +23,9 @@ use quinn_proto::{
 
 #[cfg(feature = "without-cipher")]
 use super::left_out;
-use super::{AckController, Begun, Hooks, Observer, Packet, Space, ack_controller::Bounds};
+use super::{
+    AckController, Begun, Hooks, Observer, Packet, Space, ack_controller::Bounds, held::Held,
+};
 
 /// A client's configuration.
 pub(super) struct Client {
@@ -53,6 +55,7 @@ struct Hooked {
     side: Side,
     label: Arc<str>,
     observer: OnceLock<Option<Arc<dyn Observer>>>,
+    held: Option<Arc<Held>>,
     handshake: Handshake,
 }
 
@@ -68,6 +71,12 @@ struct Key {
     inner: Box<dyn PacketKey>,
     hooked: Arc<Hooked>,
     space: Space,
+}
+
+/// The key for 0-RTT packets, of which only what they hold is of interest.
+struct EarlyKey {
+    inner: Box<dyn PacketKey>,
+    held: Arc<Held>,
 }
 
 impl Client {
@@ -134,6 +143,7 @@ impl Hooked {
             side,
             label: Arc::clone(label),
             observer: OnceLock::new(),
+            held: hooks.window.map(Held::begin),
             handshake: Handshake::default(),
         })
     }
@@ -246,7 +256,11 @@ impl crypto::Session for Session {
     }
 
     fn early_crypto(&self) -> Option<(Box<dyn HeaderKey>, Box<dyn PacketKey>)> {
-        self.inner.early_crypto()
+        let (header, inner) = self.inner.early_crypto()?;
+        Some(match self.hooked.held.clone() {
+            Some(held) => (header, Box::new(EarlyKey { inner, held })),
+            None => (header, inner),
+        })
     }
 
     fn early_data_accepted(&self) -> Option<bool> {
@@ -371,6 +385,14 @@ impl PacketKey for Key {
         if self.space != Space::Initial {
             self.hooked.answered();
         }
+        if self
+            .hooked
+            .held
+            .as_ref()
+            .is_some_and(|held| !held.take(payload))
+        {
+            return Err(CryptoError);
+        }
         let received = |controller: &AckController| {
             controller.received(number, payload, self.hooked.hooks.clock)
         };
@@ -380,6 +402,34 @@ impl PacketKey for Key {
             // The stack takes it for one that came damaged.
             Err(CryptoError)
         }
+    }
+
+    fn tag_len(&self) -> usize {
+        self.inner.tag_len()
+    }
+
+    fn confidentiality_limit(&self) -> u64 {
+        self.inner.confidentiality_limit()
+    }
+
+    fn integrity_limit(&self) -> u64 {
+        self.inner.integrity_limit()
+    }
+}
+
+impl PacketKey for EarlyKey {
+    fn encrypt(&self, number: u64, packet: &mut [u8], header: usize) {
+        self.inner.encrypt(number, packet, header);
+    }
+
+    fn decrypt(
+        &self,
+        number: u64,
+        header: &[u8],
+        payload: &mut BytesMut,
+    ) -> Result<(), CryptoError> {
+        self.inner.decrypt(number, header, payload)?;
+        self.held.take(payload).then_some(()).ok_or(CryptoError)
     }
 
     fn tag_len(&self) -> usize {

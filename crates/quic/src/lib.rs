@@ -15,6 +15,7 @@ pub mod congestion;
 mod connection_controller;
 mod crypto_wrapper;
 mod driver;
+mod held;
 #[cfg(feature = "without-cipher")]
 mod left_out;
 pub mod liveness;
@@ -113,6 +114,9 @@ pub struct Hooks {
     pub ack_controller: Option<Arc<AckController>>,
     /// Who sees its packets.
     pub watch: Option<Arc<dyn Watch>>,
+    /// The receive window that connections begin with, in bytes. What their streams hold of packets, which may be much more than flow control counts, is
+    /// bounded by a multiple of it, and of what it becomes ([`Connection::set_receive_window`]): beyond that packets are lost. `None`: it is not bounded.
+    pub window: Option<u64>,
     /// What time it is.
     pub clock: fn() -> Instant,
 }
@@ -122,6 +126,7 @@ impl Default for Hooks {
         Self {
             ack_controller: None,
             watch: None,
+            window: None,
             clock: Instant::now,
         }
     }
@@ -131,7 +136,7 @@ impl Hooks {
     /// Whether there is nothing to hook in.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.ack_controller.is_none() && self.watch.is_none()
+        self.ack_controller.is_none() && self.watch.is_none() && self.window.is_none()
     }
 
     /// These hooks for one connection, with its ACK controller.
@@ -177,6 +182,7 @@ impl PartialEq for Hooks {
     fn eq(&self, other: &Self) -> bool {
         same(self.watch.as_ref(), other.watch.as_ref())
             && same(self.ack_controller.as_ref(), other.ack_controller.as_ref())
+            && self.window == other.window
     }
 }
 
@@ -192,6 +198,7 @@ impl fmt::Debug for Hooks {
         f.debug_struct("Hooks")
             .field("ack_controller", &self.ack_controller)
             .field("watched", &self.watch.is_some())
+            .field("window", &self.window)
             .finish()
     }
 }

@@ -99,8 +99,8 @@ pub(crate) fn governed(policy: &str, after: u16) -> Hooks {
     ack_controller.set(policy.parse().unwrap(), after);
     Hooks {
         ack_controller: Some(ack_controller),
-        watch: None,
         clock: pair::now,
+        ..Hooks::default()
     }
 }
 

@@ -434,6 +434,7 @@ impl Shared {
         Ok(Self {
             hooks: Hooks {
                 watch: parts.watch,
+                window: Some(INITIAL_WINDOWS.0),
                 ..Hooks::default()
             },
             grants: config.tunnel.grants(),

@@ -31,7 +31,7 @@ use super::{
     now,
     windows::{Heard, Help, Windows},
 };
-use crate::congestion;
+use crate::{congestion, held::Held};
 
 /// What the task and the handles share.
 pub(super) struct Inner {
@@ -75,6 +75,8 @@ pub(super) struct State {
     pub(super) stopped: BTreeMap<StreamId, Arc<Notify>>,
     /// Where windows grow with what moves.
     windows: Option<Box<Windows>>,
+    /// What the stack holds of its streams, where that is bounded.
+    held: Option<Arc<Held>>,
 }
 
 /// How a stream has ended that its reader has not asked since.
@@ -106,7 +108,8 @@ impl State {
 
     /// When it wants to be asked next.
     pub(super) fn next_deadline(&mut self) -> Option<Instant> {
-        let windows = self.windows.as_ref().and_then(|windows| windows.deadline());
+        let windows = self.windows.as_ref().filter(|_| self.error.is_none());
+        let windows = windows.and_then(|windows| windows.deadline());
         [self.stack.poll_timeout(), windows]
             .into_iter()
             .flatten()
@@ -115,7 +118,7 @@ impl State {
 
     /// Looks whether the peer is blocked by what nobody reads.
     pub(super) fn follow_windows(&mut self, now: Instant) {
-        let Some(windows) = &mut self.windows else {
+        let Some(windows) = self.windows.as_mut().filter(|_| self.error.is_none()) else {
             return;
         };
         let stats = self.stack.stats();
@@ -125,7 +128,7 @@ impl State {
             allowed: stats.frame_tx.max_data,
         };
         match windows.heard(heard, self.stack.rtt(), now) {
-            Some(Help::Wider(window)) => set_receive_window(&mut self.stack, window),
+            Some(Help::Wider(window)) => self.set_receive_window(window),
             Some(Help::NoRoom) => match windows.when_blocked() {
                 WhenBlocked::GiveUp => self.give_up_unread(),
                 WhenBlocked::Tell(whom) => whom.notify_one(),
@@ -175,7 +178,27 @@ impl State {
     /// Asks the peer for no more of a stream, and gives its bytes' room back.
     pub(super) fn stop(&mut self, id: StreamId, code: VarInt) -> Result<(), ClosedStream> {
         self.has_freed();
+        self.end_receiving(id);
         self.stack.recv_stream(id).stop(code)
+    }
+
+    /// What has come of streams that nobody has is not kept until the stack forgets the connection (RFC 9000 §10.2), which the peer can put off.
+    fn free_unaccepted(&mut self) {
+        for dir in [Dir::Bi, Dir::Uni] {
+            while let Some(id) = self.stack.streams().accept(dir) {
+                drop(self.stop(id, 0_u32.into()));
+            }
+        }
+    }
+
+    /// The same of all streams: nobody will read any more.
+    fn free_received(&mut self) {
+        self.free_unaccepted();
+        for id in mem::take(&mut self.receiving) {
+            // Of one that has ended nothing is kept.
+            drop(self.stop(id, 0_u32.into()));
+        }
+        self.windows = None;
     }
 
     /// A stream has ended of which not all was read.
@@ -187,12 +210,16 @@ impl State {
 
     fn end_unasked(&mut self, id: StreamId, end: End) {
         self.has_freed();
+        self.end_receiving(id);
         self.ends.insert(id, end);
         self.readers.remove(&id).into_iter().for_each(Waker::wake);
     }
 
     /// So many bytes were read of this stream. Whether the peer is to be told something.
     pub(super) fn has_read(&mut self, id: StreamId, bytes: usize) -> bool {
+        if let Some(held) = self.held.as_ref().filter(|_| bytes > 0) {
+            held.read(id.into(), bytes as u64);
+        }
         let Some(windows) = self.windows.as_mut().filter(|_| bytes > 0) else {
             return false;
         };
@@ -201,9 +228,32 @@ impl State {
         }
         let window = windows.read(bytes as u64, self.stack.rtt(), now());
         if let Some(window) = window {
-            set_receive_window(&mut self.stack, window);
+            self.set_receive_window(window);
         }
         window.is_some()
+    }
+
+    fn set_receive_window(&mut self, bytes: u64) {
+        if let Some(held) = &self.held {
+            held.set_window(bytes);
+        }
+        let bytes = VarInt::from_u64(bytes).unwrap_or(VarInt::MAX);
+        self.stack.set_receive_window(bytes);
+    }
+
+    /// Somebody may read this stream from now on.
+    pub(super) fn begin_receiving(&mut self, id: StreamId) {
+        self.receiving.insert(id);
+        if let Some(held) = &self.held {
+            held.begin_stream(id.into());
+        }
+    }
+
+    /// The stack holds nothing of this stream any more.
+    pub(super) fn end_receiving(&self, id: StreamId) {
+        if let Some(held) = &self.held {
+            held.end_stream(id.into());
+        }
     }
 
     /// A writer finds no room. Whether there is more now.
@@ -247,13 +297,10 @@ impl State {
     }
 }
 
-fn set_receive_window(stack: &mut quinn_proto::Connection, bytes: u64) {
-    stack.set_receive_window(VarInt::from_u64(bytes).unwrap_or(VarInt::MAX));
-}
-
 impl Inner {
     pub(super) fn new(
         stack: quinn_proto::Connection,
+        held: Option<Arc<Held>>,
         handle: ConnectionHandle,
         endpoint: Arc<Shared>,
     ) -> Self {
@@ -276,6 +323,7 @@ impl Inner {
                 writers: BTreeMap::new(),
                 stopped: BTreeMap::new(),
                 windows: None,
+                held,
             }),
             holders: AtomicUsize::new(0),
             opened: Default::default(),
@@ -356,6 +404,7 @@ impl Inner {
 
     fn lose_locked(&self, state: &mut State, reason: &ConnectionError) {
         state.error.get_or_insert_with(|| reason.clone());
+        state.free_unaccepted();
         let writers = mem::take(&mut state.writers).into_values();
         let readers = mem::take(&mut state.readers).into_values();
         let connecting = state.connecting.take();
@@ -366,7 +415,6 @@ impl Inner {
         for notify in mem::take(&mut state.stopped).into_values() {
             notify.notify_waiters();
         }
-        state.windows = None;
         let streams = self.opened.iter().chain(&self.available);
         let others = [&self.datagrams, &self.datagrams_unblocked, &self.closed];
         streams.chain(others).for_each(Notify::notify_waiters);
@@ -375,6 +423,7 @@ impl Inner {
     /// Closes it: what was not delivered is not.
     pub(super) fn close(self: &Arc<Self>, code: VarInt, reason: Bytes) {
         let mut state = self.state();
+        state.free_received();
         state.stack.close(now(), code, reason);
         self.lose_locked(&mut state, &ConnectionError::LocallyClosed);
         self.wake(&mut state);
@@ -580,8 +629,10 @@ impl Connection {
     }
 
     /// How many bytes the peer may send ahead of who reads, on all streams.
-    pub fn set_receive_window(&self, bytes: VarInt) {
-        self.change(|stack| stack.set_receive_window(bytes));
+    pub fn set_receive_window(&self, bytes: u64) {
+        let mut state = self.inner().state();
+        state.set_receive_window(bytes);
+        self.inner().wake(&mut state);
     }
 
     /// From now on both windows grow with what moves, and get narrow again. Of `bounds` those are the first that the connection has now.
@@ -603,6 +654,13 @@ impl Connection {
     pub fn receive_window(&self) -> Option<u64> {
         let state = self.inner().state();
         state.windows.as_ref().map(|windows| windows.receive())
+    }
+
+    /// What the stack holds of streams, in bytes.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> u64 {
+        let state = self.inner().state();
+        state.held.as_ref().map_or(0, |held| held.bytes())
     }
 
     /// The streams of which something has come that nobody has taken, the oldest first.

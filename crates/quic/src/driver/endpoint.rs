@@ -23,7 +23,7 @@ use quinn_proto::{
 use tokio::sync::Notify;
 
 use super::{AsyncUdpSocket, Connecting, Connection, Task, UdpSocket, connection::Inner, now};
-use crate::timer::Timers;
+use crate::{held::Held, timer::Timers};
 
 /// How many answers of the endpoint's own (retries, refusals, resets) may wait for the task.
 const MOST_ANSWERS: usize = 1024;
@@ -196,8 +196,8 @@ impl Endpoint {
         if state.gone || state.closed.is_some() {
             return Err(ConnectError::EndpointStopping);
         }
-        let (handle, stack) = state.stack.connect(now(), config, to, name)?;
-        let inner = shared.enter(&mut state, handle, stack);
+        let (begun, held) = Held::of(|| state.stack.connect(now(), config, to, name));
+        let inner = shared.enter(&mut state, begun?, held);
         drop(state);
         inner.make_due();
         Ok(Connecting::new(inner))
@@ -331,10 +331,10 @@ impl Shared {
     pub(super) fn enter(
         self: &Arc<Self>,
         state: &mut State,
-        handle: ConnectionHandle,
-        stack: quinn_proto::Connection,
+        (handle, stack): (ConnectionHandle, quinn_proto::Connection),
+        held: Option<Arc<Held>>,
     ) -> Arc<Inner> {
-        let inner = Arc::new(Inner::new(stack, handle, Arc::clone(self)));
+        let inner = Arc::new(Inner::new(stack, held, handle, Arc::clone(self)));
         if state.connections.len() <= handle.0 {
             state.connections.resize_with(handle.0 + 1, || None);
         }
@@ -411,9 +411,10 @@ impl Incoming {
             state.stack.ignore(attempt);
             return Err(ConnectionError::LocallyClosed);
         }
-        match state.stack.accept(attempt, now(), &mut contents, config) {
-            Ok((handle, stack)) => {
-                let inner = shared.enter(&mut state, handle, stack);
+        let (begun, held) = Held::of(|| state.stack.accept(attempt, now(), &mut contents, config));
+        match begun {
+            Ok(begun) => {
+                let inner = shared.enter(&mut state, begun, held);
                 let closed = state.closed.clone();
                 drop(state);
                 match closed {

@@ -382,7 +382,7 @@ enum Found {
 
 impl RecvStream {
     pub(super) fn new(hold: Hold, id: StreamId) -> Self {
-        hold.inner().state().receiving.insert(id);
+        hold.inner().state().begin_receiving(id);
         Self {
             hold,
             id,
@@ -414,7 +414,7 @@ impl RecvStream {
             return Poll::Ready(Err(ReadError::Reset(code)));
         }
         let inner = self.hold.inner();
-        let mut state = inner.state();
+        let state = &mut *inner.state();
         match state.ends.get(&self.id).copied() {
             None => {}
             Some(End::Finished) => {
@@ -432,23 +432,26 @@ impl RecvStream {
         let mut chunks = match stream.read(ordered) {
             Ok(chunks) => Chunks { chunks, bytes: 0 },
             Err(ReadableError::ClosedStream | ReadableError::IllegalOrderedRead) => {
-                return Poll::Ready(Err(ReadError::ClosedStream));
+                let error = state.error.clone().map(Into::into);
+                return Poll::Ready(Err(error.unwrap_or(ReadError::ClosedStream)));
             }
         };
         let found = take(&mut chunks, &mut taken);
         let (tells, bytes) = chunks.finalize();
         if state.has_read(self.id, bytes) || tells {
-            inner.wake(&mut state);
+            inner.wake(state);
         }
         let any = any(&taken);
         match found {
             Found::Enough => Poll::Ready(Ok(Some(taken))),
             Found::End => {
+                state.end_receiving(self.id);
                 self.is_done = true;
                 Poll::Ready(Ok(any.then_some(taken)))
             }
             Found::Nothing(quinn_proto::ReadError::Reset(code)) => {
                 state.has_freed();
+                state.end_receiving(self.id);
                 self.reset = Some(code);
                 if any {
                     return Poll::Ready(Ok(Some(taken)));
@@ -615,8 +618,13 @@ impl RecvStream {
                 state.stack.recv_stream(self.id).received_reset(),
                 &state.error,
             ) {
+                // With the connection all its streams were stopped here.
+                (Err(_), Some(ended @ ConnectionError::LocallyClosed)) => {
+                    Poll::Ready(Err(ended.clone()))
+                }
                 (Err(_), _) => Poll::Ready(Ok(None)),
                 (Ok(Some(code)), _) => {
+                    state.end_receiving(self.id);
                     self.reset = Some(code);
                     self.is_done = true;
                     Poll::Ready(Ok(Some(code)))
@@ -653,11 +661,14 @@ impl Drop for RecvStream {
         state.readers.remove(&self.id);
         state.receiving.remove(&self.id);
         state.ends.remove(&self.id);
-        if state.error.is_some() || self.is_done {
+        state.end_receiving(self.id);
+        if self.is_done {
             return;
         }
         drop(state.stop(self.id, 0_u32.into()));
-        inner.wake(&mut state);
+        if state.error.is_none() {
+            inner.wake(&mut state);
+        }
     }
 }
 

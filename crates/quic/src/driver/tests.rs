@@ -301,6 +301,7 @@ impl Transport {
         let relay = relay.insisting(Congestion::Off);
         let hooks = Hooks {
             clock: now,
+            window: Some(all.into()),
             ..Hooks::default()
         };
         let (mut near, mut far) = configs(&client.hooks(&hooks), &relay.hooks(&hooks), None);
@@ -774,6 +775,80 @@ async fn readers_that_take_nothing_hold_no_more_than_windows_and_their_budget() 
     assert!(budget.used() <= 64 * MIB);
     assert!(received < 72 * MIB, "{received}");
     assert!(near.close_reason().is_none());
+}
+
+/// Two bytes of a stream, each in a large packet.
+async fn drip(connection: &Connection) -> SendStream {
+    let mut writer = connection.open_uni().await.unwrap();
+    for _ in 0..2 {
+        writer.write_all(b"!").await.unwrap();
+        connection
+            .send_datagram(Bytes::from(vec![7; 1100]))
+            .unwrap();
+        sleep(Duration::from_millis(1)).await;
+    }
+    writer
+}
+
+#[tokio::test(start_paused = true)]
+async fn single_bytes_in_large_packets_hold_no_more_than_a_few_windows() {
+    let world = World::with(Transport::Windows(1 << 20, 32 << 10));
+    let (_client, near, far, _) = long_fat_path(&world, false).await;
+    let mut writers = Vec::new();
+    let mut unread = Vec::new();
+    for _ in 0..100 {
+        writers.push(far.open_uni().await.unwrap());
+    }
+    for _ in 0..25 {
+        for writer in &mut writers {
+            writer.write_all(b"!").await.unwrap();
+            far.send_datagram(Bytes::from(vec![7; 1100])).unwrap();
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+    for _ in 0..100 {
+        unread.push(soon(near.accept_uni()).await.unwrap());
+    }
+    sleep(Duration::from_secs(1)).await;
+    let held = near.held();
+    assert!((128 << 10..512 << 10).contains(&held), "{held}");
+    // All comes in the end, where it is read.
+    for (writer, stream) in writers.iter_mut().zip(&mut unread) {
+        writer.finish().unwrap();
+        assert_eq!(soon(stream.read_to_end(100)).await.unwrap().len(), 25);
+    }
+    assert_eq!(near.held(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_read_is_not_kept_until_a_closed_connection_is_forgotten() {
+    let world = World::with(Transport::Windows(1 << 20, 1 << 20));
+    let (_client, near, far, budget) = long_fat_path(&world, true).await;
+    let mut streams = Vec::new();
+    for _ in 0..3 {
+        streams.push(drip(&far).await);
+    }
+    let mut stream = soon(near.accept_uni()).await.unwrap();
+    let unread = soon(near.accept_uni()).await.unwrap();
+    soon(stream.read_exact(&mut [0])).await.unwrap();
+    sleep(Duration::from_secs(1)).await;
+    assert!(near.held() > 3000);
+    near.close(7_u32.into(), b"");
+    assert_eq!((near.held(), budget.used()), (0, 0));
+    let read = stream.read(&mut [0]).await;
+    assert_eq!(read, Err(ConnectionError::LocallyClosed.into()));
+    drop(unread);
+    // Where the other end closes, what has come can still be read, and counts as long.
+    let (_client, near, far, _) = long_fat_path(&world, true).await;
+    let _writer = drip(&far).await;
+    let mut stream = soon(near.accept_uni()).await.unwrap();
+    sleep(Duration::from_secs(1)).await;
+    far.close(7_u32.into(), b"");
+    soon(near.closed()).await;
+    soon(stream.read_exact(&mut [0])).await.unwrap();
+    assert!(near.held() > 1000);
+    drop(stream);
+    assert_eq!(near.held(), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,7 +11,8 @@
 //! room for that they wait with it.
 //!
 //! Where too little is left, the client that has most makes room, if that is more than twice what the one that asks would have: what rests for longest of its
-//! connections is closed, the widest first, and of those that move the widest is narrowed. So whoever stuffs what nobody reads loses it to others.
+//! connections is closed, the widest first, and of those that move the widest is narrowed; one that has not moved half of its window [`STUBBORN`] after that
+//! is closed as those that rest. So whoever stuffs what nobody reads loses it to others.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -48,6 +49,8 @@ const SWIFT: Duration = Duration::from_millis(10);
 const SLOW: Duration = Duration::from_secs(1);
 /// A connection rests when nothing has moved on it for this long.
 const REST: Duration = Duration::from_secs(2);
+/// For so long a connection is waited for that is to have less, and moves too little for that.
+const STUBBORN: Duration = Duration::from_secs(30);
 /// One in this many bytes is kept for connections that begin, and half of that for the first ones of clients.
 const SPARE: u64 = 16;
 /// A client may begin a connection while it has no more than this many times what is free.
@@ -192,7 +195,8 @@ struct Entry {
     looked: [(u64, Instant); 2],
     /// How much had moved when others asked for room, and since when it has not moved.
     rests: (u64, Instant),
-    narrow: bool,
+    /// Since when it is to have less, for others.
+    narrow: Option<Instant>,
     lost: bool,
     tally: Arc<Tally>,
 }
@@ -295,7 +299,7 @@ impl Books {
             windows: Promised::NEW,
             looked: [(0, now); 2],
             rests: (0, now),
-            narrow: false,
+            narrow: None,
             lost: false,
             tally: Arc::clone(tally),
         };
@@ -378,7 +382,7 @@ impl Books {
         let Some(entry) = self.entries.get_mut(&id) else {
             return;
         };
-        let narrow = std::mem::take(&mut entry.narrow);
+        let narrow = entry.narrow.take().is_some();
         let (before, since) = std::mem::replace(
             &mut entry.looked[usize::from(way == Way::Down)],
             (moved.bytes, now),
@@ -419,7 +423,7 @@ impl Books {
     /// Whether it is to have less, for others.
     fn is_to_narrow(&mut self, id: u64) -> bool {
         let entry = self.entries.get_mut(&id);
-        entry.is_some_and(|entry| std::mem::take(&mut entry.narrow))
+        entry.is_some_and(|entry| entry.narrow.take().is_some())
     }
 
     /// It has ended; nobody reads or writes any more.
@@ -485,7 +489,8 @@ impl Books {
             .flat_map(|of| &of.connections)
         {
             if let Some(entry) = self.entries.get_mut(id).filter(|entry| !entry.lost) {
-                let rests = entry.rests(now) >= REST;
+                let is_stubborn = |since: Instant| now - since >= STUBBORN;
+                let rests = entry.rests(now) >= REST || entry.narrow.is_some_and(is_stubborn);
                 connections.push((rests, entry.windows.cost(), *id));
             }
         }
@@ -507,7 +512,7 @@ impl Books {
                 entry.lost = true;
                 entry.tally.lost.notify_one();
             } else {
-                entry.narrow = true;
+                entry.narrow.get_or_insert(now);
             }
             freed += cost;
         }
@@ -1109,6 +1114,27 @@ mod tests {
         }
         assert!(mallory.windows(&books).up < wide);
         assert!(books.entries.values().all(|entry| !entry.lost));
+    }
+
+    #[test]
+    fn one_that_drips_and_does_not_get_narrow_is_closed_in_the_end() {
+        let (mut books, mut now) = (books(16 * MIB), Instant::now());
+        let mallory = enter(&mut books, MALLORY, now);
+        mallory.move_all(&mut books, Way::Up, FAST, 10, &mut now);
+        let others: Vec<_> = (3..30)
+            .map(|client| enter(&mut books, ClientKey(client), now))
+            .collect();
+        let is_lost = |books: &Books| books.entries[&mallory.id].lost;
+        let began = now;
+        while !is_lost(&books) {
+            for other in &others {
+                mallory.tally.read.fetch_add(1, Relaxed);
+                other.move_all(&mut books, Way::Up, FAST / 50, 4, &mut now);
+                now += FAST;
+            }
+            assert!(now - began < STUBBORN * 2);
+        }
+        assert!(now - began >= STUBBORN);
     }
 
     #[test]

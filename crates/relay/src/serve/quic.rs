@@ -251,7 +251,6 @@ struct Windows {
 
 impl Transport for Windows {
     fn set_receive(&self, bytes: u64) {
-        let bytes = VarInt::from_u64(bytes).unwrap_or(VarInt::MAX);
         self.connection.set_receive_window(bytes);
     }
 
