@@ -272,7 +272,11 @@ impl crypto::Session for Session {
     }
 
     fn read_handshake(&mut self, bytes: &[u8]) -> Result<bool, TransportError> {
-        self.inner.read_handshake(bytes)
+        let read = self.inner.read_handshake(bytes)?;
+        if let Some(held) = self.hooked.held.as_ref().filter(|_| !self.is_handshaking()) {
+            held.establish();
+        }
+        Ok(read)
     }
 
     fn transport_parameters(&self) -> Result<Option<TransportParameters>, TransportError> {
@@ -385,23 +389,25 @@ impl PacketKey for Key {
         if self.space != Space::Initial {
             self.hooked.answered();
         }
-        if self
+        // What is refused the stack takes for damaged.
+        let held = self
             .hooked
             .held
             .as_ref()
-            .is_some_and(|held| !held.take(payload))
-        {
+            .filter(|_| self.space == Space::Data);
+        if held.is_some_and(|held| !held.has_room(payload)) {
             return Err(CryptoError);
         }
         let received = |controller: &AckController| {
             controller.received(number, payload, self.hooked.hooks.clock)
         };
-        if self.ack_controller().is_none_or(received) {
-            Ok(())
-        } else {
-            // The stack takes it for one that came damaged.
-            Err(CryptoError)
+        if !self.ack_controller().is_none_or(received) {
+            return Err(CryptoError);
         }
+        if let Some(held) = held {
+            held.keep(number, payload, false);
+        }
+        Ok(())
     }
 
     fn tag_len(&self) -> usize {
@@ -429,7 +435,11 @@ impl PacketKey for EarlyKey {
         payload: &mut BytesMut,
     ) -> Result<(), CryptoError> {
         self.inner.decrypt(number, header, payload)?;
-        self.held.take(payload).then_some(()).ok_or(CryptoError)
+        if !self.held.has_room(payload) {
+            return Err(CryptoError);
+        }
+        self.held.keep(number, payload, true);
+        Ok(())
     }
 
     fn tag_len(&self) -> usize {

@@ -300,6 +300,10 @@ impl Task {
             let ecn = meta.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8));
             let whole = buffer.get(..meta.len).unwrap_or_default();
             let stride = meta.stride.max(1);
+            // "an endpoint MAY treat datagrams … larger than this" as it likes (RFC 9000 §18.2): whoever keeps a byte of it keeps all.
+            if stride.min(whole.len()) > self.largest {
+                continue;
+            }
             for together in whole.chunks(stride.saturating_mul(TOGETHER)) {
                 let mut left = BytesMut::from(together);
                 while !left.is_empty() {

@@ -9,11 +9,14 @@
 //!           ◀── lost ──────
 //! ```
 //!
-//! **What counts**: a piece that is a third of its packet or more is left to flow control, which counts a third of it or more; it is not known here, and
-//! costs a look at its frame. Of the others all is known until it is read.
+//! **What counts**: a piece that is a third of a full packet or more is left to flow control, which counts a third of it or more; it is not known here, and
+//! costs a look at its frame. Of the others all is known until it is read, and their packets are copied, without padding: what came with one in a call
+//! shares its memory.
 //!
 //! **Nobody stands still for it**: a packet is taken beyond the bound, up to twice as much, if something of it can be read at once where nothing could; and
 //! in any case if all of it can.
+//!
+//! Nothing is known of packets that the stack drops by itself: those that came before, and those before the handshake and after the end.
 
 use std::{
     cell::Cell,
@@ -29,8 +32,12 @@ use parking_lot::Mutex;
 const OF_WINDOW: u64 = 4;
 /// And beside that, in bytes: what one round trip brings of programs that write a few bytes at a time.
 const BESIDE: u64 = 128 << 10;
-/// A piece that is one part of so many of its packet, or more, does not count.
+/// A piece that is a third of its packet or more does not count,
 const LARGE: u64 = 3;
+/// of one of so many bytes at least.
+const FULL: u64 = 1000;
+/// The stack knows whether a packet came before, of those so far below the highest; others it takes for such (`Dedup`).
+const WINDOW_SIZE: u64 = 129;
 /// What the stack keeps for a piece beside its packet, in bytes.
 const PIECE: u64 = 64;
 /// Pieces of a stream that are known one by one; those beyond that touch are known by so many bytes together.
@@ -51,6 +58,9 @@ struct Streams {
     packets: Packets,
     /// Those that have begun and have not ended.
     streams: BTreeMap<u64, Stream>,
+    seen: Seen,
+    is_established: bool,
+    has_ended: bool,
     /// Of each of the four types (RFC 9000 §2.1): streams below were told of by the driver. One that is not among `streams` has ended.
     begun: [u64; 4],
 }
@@ -104,16 +114,36 @@ impl Held {
         streams.window = window;
     }
 
-    /// A packet has come, with these frames. Whether the stack may have it. One that counts is copied: what came with it shares its memory.
-    pub(crate) fn take(&self, payload: &mut BytesMut) -> bool {
-        if pieces(payload).all(|(_, start, end)| (end - start) * LARGE >= payload.len() as u64) {
-            return true;
+    /// The handshake is over: the stack takes packets of 1-RTT from now on.
+    pub(crate) fn establish(&self) {
+        self.0.lock().is_established = true;
+    }
+
+    /// The connection has ended: the stack takes no more.
+    pub(crate) fn end(&self) {
+        let mut streams = self.0.lock();
+        *streams = Streams {
+            has_ended: true,
+            ..Streams::new(streams.window)
+        };
+    }
+
+    /// A packet of 0-RTT or 1-RTT has come, with these frames. Whether the stack may have it.
+    pub(crate) fn has_room(&self, payload: &[u8]) -> bool {
+        !counts(payload) || self.0.lock().has_room(payload)
+    }
+
+    /// The stack gets it.
+    pub(crate) fn keep(&self, number: u64, payload: &mut BytesMut, is_early: bool) {
+        let counts = counts(payload);
+        let mut streams = self.0.lock();
+        let drops = streams.has_ended || !(streams.is_established || is_early);
+        if drops || !streams.seen.insert(number) || !counts {
+            return;
         }
-        let is_taken = self.0.lock().take(payload);
-        if is_taken {
-            *payload = BytesMut::from(&payload[..]);
-        }
-        is_taken
+        let size = without_padding(payload);
+        *payload = BytesMut::from(payload.get(..size).unwrap_or_default());
+        streams.keep(payload);
     }
 
     /// The driver has this stream from now on.
@@ -164,6 +194,27 @@ fn pieces(payload: &[u8]) -> impl Iterator<Item = (u64, u64, u64)> {
     })
 }
 
+/// Whether anything of a packet counts.
+fn counts(payload: &[u8]) -> bool {
+    let least = FULL.max(payload.len() as u64);
+    !pieces(payload).all(|(_, start, end)| (end - start) * LARGE >= least)
+}
+
+/// Where the padding begins that a packet ends with.
+fn without_padding(payload: &[u8]) -> usize {
+    let (mut at, mut end) = (0, 0);
+    for frame in Frames::new(payload) {
+        let Ok(frame) = frame else {
+            return payload.len();
+        };
+        at += frame.size;
+        if frame.content != Content::Padding {
+            end = at;
+        }
+    }
+    end
+}
+
 impl Streams {
     fn new(window: u64) -> Self {
         Self {
@@ -171,6 +222,9 @@ impl Streams {
             owed: 0,
             bytes: 0,
             packets: Packets::default(),
+            seen: Seen::default(),
+            is_established: false,
+            has_ended: false,
             streams: BTreeMap::new(),
             begun: [0; 4],
         }
@@ -181,15 +235,12 @@ impl Streams {
         may_come.saturating_mul(OF_WINDOW).saturating_add(BESIDE)
     }
 
-    fn take(&mut self, payload: &[u8]) -> bool {
+    fn has_room(&self, payload: &[u8]) -> bool {
         let reads_on = |(id, start, end)| self.reads_on(id, start, end);
-        let has_room = self.bytes < self.most()
+        self.has_ended
+            || self.bytes < self.most()
             || (self.bytes < self.most().saturating_mul(2) && pieces(payload).any(reads_on))
-            || pieces(payload).all(reads_on);
-        if has_room {
-            self.keep(payload);
-        }
-        has_room
+            || pieces(payload).all(reads_on)
     }
 
     fn keep(&mut self, payload: &[u8]) {
@@ -243,6 +294,36 @@ impl Streams {
         while let Some(piece) = stream.pieces.pop_front_if(|piece| piece.end <= stream.read) {
             self.bytes -= piece.bytes + self.packets.release(piece.packet);
         }
+    }
+}
+
+/// Which packets have come.
+#[derive(Debug, Default)]
+struct Seen {
+    /// One above the highest.
+    next: u64,
+    /// Of those below the highest, the next one first.
+    window: u128,
+}
+
+impl Seen {
+    /// Whether it is new to the stack.
+    fn insert(&mut self, number: u64) -> bool {
+        if let Some(more) = number.checked_sub(self.next) {
+            let before = (self.window << 1) | u128::from(self.next > 0);
+            let more = u32::try_from(more).unwrap_or(u32::MAX);
+            self.window = before.checked_shl(more).unwrap_or(0);
+            self.next = number.saturating_add(1);
+            return true;
+        }
+        let below = self.next - 1 - number;
+        if below == 0 || below >= WINDOW_SIZE {
+            return false;
+        }
+        let bit = 1 << (below - 1);
+        let is_new = self.window & bit == 0;
+        self.window |= bit;
+        is_new
     }
 }
 
@@ -321,12 +402,26 @@ mod tests {
             }
             payload.put_bytes(7, *bytes);
         }
-        payload.resize(payload.len().max(size), 0);
+        // PING, as what is padded is not kept.
+        payload.resize(payload.len().max(size), 1);
         payload
     }
 
     fn held() -> Held {
-        Held(Mutex::new(Streams::new(WINDOW)))
+        let held = Held(Mutex::new(Streams::new(WINDOW)));
+        held.establish();
+        held
+    }
+
+    impl Held {
+        fn take(&self, payload: &mut BytesMut) -> bool {
+            let number = self.0.lock().seen.next;
+            let has_room = self.has_room(payload);
+            if has_room {
+                self.keep(number, payload, false);
+            }
+            has_room
+        }
     }
 
     #[test]
@@ -354,9 +449,13 @@ mod tests {
         let held = held();
         for cell in 0..1000 {
             assert!(held.take(&mut packet(&[(0, 514 + 514 * cell, 514)], PACKET)));
-            assert!(held.take(&mut packet(&[(4, 1 + 20 * cell, 10)], 25)));
         }
         assert_eq!(held.bytes(), 0);
+        assert!(held.take(&mut packet(&[(4, 7, 2)], 0)));
+        assert!(
+            held.bytes() > 0,
+            "small, in a packet that may share another's memory"
+        );
         assert!(held.take(&mut packet(&[(0, 0, 1100), (4, 0, 1)], PACKET)));
         assert!(held.bytes() > 1100);
     }
@@ -381,6 +480,36 @@ mod tests {
         assert!(held.take(&mut packet(&[(4, 0, 10)], PACKET)));
         held.read(4, 3000);
         assert_eq!(held.bytes(), 0);
+    }
+
+    #[test]
+    fn what_the_stack_drops_does_not_count() {
+        let held = Held(Mutex::new(Streams::new(WINDOW)));
+        let keep = |number, is_early| {
+            let before = held.bytes();
+            held.keep(number, &mut packet(&[(0, 5 + number, 1)], 100), is_early);
+            held.bytes() > before
+        };
+        assert!(
+            !keep(0, false) && keep(0, true),
+            "1-RTT before the handshake"
+        );
+        held.establish();
+        assert!(keep(1000, false) && !keep(1000, false) && keep(900, false));
+        assert!(!keep(900, false) && !keep(1000 - WINDOW_SIZE, false) && keep(872, false));
+        assert!(keep(5000, false) && keep(4999, false) && !keep(1001, false));
+        held.end();
+        assert!(held.bytes() == 0 && !keep(6000, false));
+    }
+
+    #[test]
+    fn padding_is_not_kept() {
+        let held = held();
+        let mut padded = packet(&[(0, 1, 1)], 0);
+        let size = padded.len();
+        padded.resize(PACKET, 0);
+        assert!(held.take(&mut padded));
+        assert_eq!((padded.len(), held.bytes()), (size, size as u64 + PIECE));
     }
 
     #[test]

@@ -77,6 +77,8 @@ pub(super) struct State {
     windows: Option<Box<Windows>>,
     /// What the stack holds of its streams, where that is bounded.
     held: Option<Arc<Held>>,
+    /// What had come was thrown away when the connection was closed here.
+    pub(super) is_freed: bool,
 }
 
 /// How a stream has ended that its reader has not asked since.
@@ -199,6 +201,7 @@ impl State {
             drop(self.stop(id, 0_u32.into()));
         }
         self.windows = None;
+        self.is_freed = true;
     }
 
     /// A stream has ended of which not all was read.
@@ -220,7 +223,8 @@ impl State {
         if let Some(held) = self.held.as_ref().filter(|_| bytes > 0) {
             held.read(id.into(), bytes as u64);
         }
-        let Some(windows) = self.windows.as_mut().filter(|_| bytes > 0) else {
+        let is_open = self.error.is_none();
+        let Some(windows) = self.windows.as_mut().filter(|_| is_open && bytes > 0) else {
             return false;
         };
         if windows.is_still() {
@@ -324,6 +328,7 @@ impl Inner {
                 stopped: BTreeMap::new(),
                 windows: None,
                 held,
+                is_freed: false,
             }),
             holders: AtomicUsize::new(0),
             opened: Default::default(),
@@ -405,6 +410,9 @@ impl Inner {
     fn lose_locked(&self, state: &mut State, reason: &ConnectionError) {
         state.error.get_or_insert_with(|| reason.clone());
         state.free_unaccepted();
+        if let Some(held) = &state.held {
+            held.end();
+        }
         let writers = mem::take(&mut state.writers).into_values();
         let readers = mem::take(&mut state.readers).into_values();
         let connecting = state.connecting.take();
@@ -423,7 +431,9 @@ impl Inner {
     /// Closes it: what was not delivered is not.
     pub(super) fn close(self: &Arc<Self>, code: VarInt, reason: Bytes) {
         let mut state = self.state();
-        state.free_received();
+        if state.error.is_none() {
+            state.free_received();
+        }
         state.stack.close(now(), code, reason);
         self.lose_locked(&mut state, &ConnectionError::LocallyClosed);
         self.wake(&mut state);
@@ -768,7 +778,7 @@ impl Connection {
 
 /// Its end, and what is known of it.
 impl Connection {
-    /// Closes it at once: what was not delivered is not.
+    /// Closes it at once: what was not delivered is not, and what was not read is thrown away, unless the peer has closed it before.
     pub fn close(&self, code: VarInt, reason: &[u8]) {
         self.inner().close(code, Bytes::copy_from_slice(reason));
     }

@@ -618,10 +618,7 @@ impl RecvStream {
                 state.stack.recv_stream(self.id).received_reset(),
                 &state.error,
             ) {
-                // With the connection all its streams were stopped here.
-                (Err(_), Some(ended @ ConnectionError::LocallyClosed)) => {
-                    Poll::Ready(Err(ended.clone()))
-                }
+                (Err(_), Some(error)) if state.is_freed => Poll::Ready(Err(error.clone())),
                 (Err(_), _) => Poll::Ready(Ok(None)),
                 (Ok(Some(code)), _) => {
                     state.end_receiving(self.id);

@@ -838,17 +838,24 @@ async fn what_nobody_read_is_not_kept_until_a_closed_connection_is_forgotten() {
     let read = stream.read(&mut [0]).await;
     assert_eq!(read, Err(ConnectionError::LocallyClosed.into()));
     drop(unread);
-    // Where the other end closes, what has come can still be read, and counts as long.
-    let (_client, near, far, _) = long_fat_path(&world, true).await;
+    // Where the other end closes first, what has come can still be read, and what was allowed counts as long.
+    let (_client, near, far, budget) = long_fat_path(&world, true).await;
     let _writer = drip(&far).await;
     let mut stream = soon(near.accept_uni()).await.unwrap();
+    let mut all = far.open_uni().await.unwrap();
+    all.write_all(&[7; 900_000]).await.unwrap();
+    let mut wide = soon(near.accept_uni()).await.unwrap();
+    soon(wide.read_exact(&mut [0; 800_000])).await.unwrap();
     sleep(Duration::from_secs(1)).await;
+    assert!(budget.used() > 0);
     far.close(7_u32.into(), b"");
     soon(near.closed()).await;
-    soon(stream.read_exact(&mut [0])).await.unwrap();
-    assert!(near.held() > 1000);
-    drop(stream);
-    assert_eq!(near.held(), 0);
+    near.close(7_u32.into(), b"");
+    soon(stream.read_exact(&mut [0; 2])).await.unwrap();
+    assert!(budget.used() > 0);
+    drop((stream, wide, near));
+    sleep(PATIENCE).await;
+    assert_eq!(budget.used(), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -195,8 +195,8 @@ struct Entry {
     looked: [(u64, Instant); 2],
     /// How much had moved when others asked for room, and since when it has not moved.
     rests: (u64, Instant),
-    /// Since when it is to have less, for others.
-    narrow: Option<Instant>,
+    /// Since when it is to have less, for others, and when they last needed that.
+    narrow: Option<(Instant, Instant)>,
     lost: bool,
     tally: Arc<Tally>,
 }
@@ -210,6 +210,13 @@ impl Promised {
         stalled: 0,
         stuck: 0,
         owed: (0, 0),
+    };
+
+    /// Of one with a request.
+    const BUSY: Self = Self {
+        up: BUSY,
+        down: BUSY,
+        ..Self::NEW
     };
 
     /// Of a connection that has ended and is not forgotten yet.
@@ -382,7 +389,7 @@ impl Books {
         let Some(entry) = self.entries.get_mut(&id) else {
             return;
         };
-        let narrow = entry.narrow.take().is_some();
+        let narrow = entry.narrow.is_some();
         let (before, since) = std::mem::replace(
             &mut entry.looked[usize::from(way == Way::Down)],
             (moved.bytes, now),
@@ -405,6 +412,9 @@ impl Books {
         };
         if (took > SLOW || narrow) && size > least {
             self.change(id, now, |windows| windows.narrow(way, least.max(size / 2)));
+            if let Some(entry) = self.entries.get_mut(&id) {
+                entry.narrow = None;
+            }
         } else if took <= SWIFT.max(2 * moved.round_trip) && is_filled && size < most {
             self.change(id, now, |windows| windows.widen(way, most.min(size * 2)));
         }
@@ -489,8 +499,7 @@ impl Books {
             .flat_map(|of| &of.connections)
         {
             if let Some(entry) = self.entries.get_mut(id).filter(|entry| !entry.lost) {
-                let is_stubborn = |since: Instant| now - since >= STUBBORN;
-                let rests = entry.rests(now) >= REST || entry.narrow.is_some_and(is_stubborn);
+                let rests = entry.rests(now) >= REST || entry.is_stubborn(now);
                 connections.push((rests, entry.windows.cost(), *id));
             }
         }
@@ -512,7 +521,8 @@ impl Books {
                 entry.lost = true;
                 entry.tally.lost.notify_one();
             } else {
-                entry.narrow.get_or_insert(now);
+                let since = entry.to_narrow_since(now).unwrap_or(now);
+                entry.narrow = Some((since, now));
             }
             freed += cost;
         }
@@ -527,6 +537,19 @@ impl Entry {
             self.rests = (moved, now);
         }
         now - self.rests.1
+    }
+
+    /// Since when others need its room, without a pause.
+    fn to_narrow_since(&self, now: Instant) -> Option<Instant> {
+        let (since, last) = self.narrow?;
+        (now - last < STUBBORN).then_some(since)
+    }
+
+    /// Whether it has much, and did not get narrow when it should have.
+    fn is_stubborn(&self, now: Instant) -> bool {
+        let waited = |since| now - since >= STUBBORN;
+        self.windows.cost() > 2 * Promised::BUSY.cost()
+            && self.to_narrow_since(now).is_some_and(waited)
     }
 }
 
