@@ -645,6 +645,18 @@ impl Connection {
         self.inner().wake(&mut state);
     }
 
+    /// Tells the peer of all that it may send now. By itself the stack tells of no less than an eighth of the window: too much where streams that nobody reads
+    /// have most of it, and all others together less than that.
+    pub fn announce_receive_window(&self, bytes: u64) {
+        // A byte more has it told, and comes off again with what is read next.
+        let [more, window] =
+            [bytes + 1, bytes].map(|bytes| VarInt::from_u64(bytes).unwrap_or(VarInt::MAX));
+        self.change(|stack| {
+            stack.set_receive_window(more);
+            stack.set_receive_window(window);
+        });
+    }
+
     /// From now on both windows grow with what moves, and get narrow again. Of `bounds` those are the first that the connection has now.
     pub fn adapt_windows(
         &self,

@@ -821,6 +821,24 @@ async fn single_bytes_in_large_packets_hold_no_more_than_a_few_windows() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stream_that_is_read_goes_on_in_less_than_an_eighth_of_the_window() {
+    let world = World::with(Transport::Windows(15 << 20, 16 << 20));
+    let (_client, near, far, _) = long_fat_path(&world, false).await;
+    tokio::spawn(fill(far.open_uni().await.unwrap()));
+    let _unread = near.accept_uni().await.unwrap();
+    sleep(Duration::from_secs(10)).await;
+    tokio::spawn(fill(far.open_uni().await.unwrap()));
+    let mut stream = soon(near.accept_uni()).await.unwrap();
+    for _ in 0..20 {
+        soon(stream.read_exact(&mut vec![0; 1 << 19]))
+            .await
+            .unwrap();
+        near.announce_receive_window(16 << 20);
+    }
+    assert!(near.stats().udp_rx.bytes < 28 << 20);
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_nobody_read_is_not_kept_until_a_closed_connection_is_forgotten() {
     let world = World::with(Transport::Windows(1 << 20, 1 << 20));
     let (_client, near, far, budget) = long_fat_path(&world, true).await;

@@ -70,6 +70,9 @@ const EACH: Duration = Duration::from_millis(20);
 pub(crate) trait Transport: Send + Sync {
     /// From now on the client may send so much that is not read, in bytes.
     fn set_receive(&self, bytes: u64);
+    /// Tells the client of all that it may send, where its window is so wide and the transport tells by itself only of a part of that: streams that stall may
+    /// have nearly all of it.
+    fn announce(&self, _bytes: u64) {}
     /// From now on so much may wait for the client, in bytes.
     fn set_send(&self, bytes: u64);
     /// The shortest round trip, and what may be on its way to the client. Behind a queue that the connection fills itself a wider window only fills it more.
@@ -727,6 +730,20 @@ impl Account {
             congestion_window,
         };
         self.change(|books, id, now| books.moved(id, way, moved, now));
+        if way == Way::Up {
+            self.announce();
+        }
+    }
+
+    /// Half of what those streams may send that do not stall was read: the client hears of it.
+    fn announce(&self) {
+        let books = self.memory.books();
+        let windows = books.entries.get(&self.id).map(|entry| entry.windows);
+        if let Some(windows) = windows.filter(|windows| windows.stalled > 0)
+            && let Some(transport) = &*self.transport.lock()
+        {
+            transport.announce(windows.receive());
+        }
     }
 
     /// Waits until more may be in hand; how many bytes.
