@@ -411,7 +411,13 @@ impl Incoming {
             state.stack.ignore(attempt);
             return Err(ConnectionError::LocallyClosed);
         }
-        let (begun, held) = Held::of(|| state.stack.accept(attempt, now(), &mut contents, config));
+        let accept = || {
+            state
+                .stack
+                .accept(attempt, now(), &mut contents, config)
+                .map_err(Box::new)
+        };
+        let (begun, held) = Held::of(accept);
         match begun {
             Ok(begun) => {
                 let inner = shared.enter(&mut state, begun, held);
