@@ -9,12 +9,12 @@
 //!           ◀── lost ──────
 //! ```
 //!
-//! **What counts**: a piece that is a third of a full packet or more is left to flow control, which counts a third of it or more; it is not known here, and
-//! costs a look at its frame. Of the others all is known until it is read, and their packets are copied, without padding: what came with one in a call
+//! **What counts**: a piece that is a third of a full packet or more, and goes on above all that has come of its stream, is left to flow control, which
+//! counts a third of it or more. Of the others all is known until it is read, and their packets are copied, without padding: what came with one in a call
 //! shares its memory.
 //!
 //! **Nobody stands still for it**: a packet is taken beyond the bound, up to twice as much, if something of it can be read at once where nothing could; and
-//! in any case if all of it can.
+//! in any case if it brings nothing else. Who sends what can be read only together with what cannot, again and again, waits.
 //!
 //! Nothing is known of packets that the stack drops by itself: those that came before, and those before the handshake and after the end.
 
@@ -69,6 +69,8 @@ struct Streams {
 struct Stream {
     /// So many bytes of it were read.
     read: u64,
+    /// Nothing of it has come from here on.
+    highest: u64,
     /// What has come of it since, by where it begins.
     pieces: VecDeque<Piece>,
 }
@@ -130,15 +132,14 @@ impl Held {
 
     /// A packet of 0-RTT or 1-RTT has come, with these frames. Whether the stack may have it.
     pub(crate) fn has_room(&self, payload: &[u8]) -> bool {
-        !counts(payload) || self.0.lock().has_room(payload)
+        self.0.lock().has_room(payload)
     }
 
     /// The stack gets it.
     pub(crate) fn keep(&self, number: u64, payload: &mut BytesMut, is_early: bool) {
-        let counts = counts(payload);
         let mut streams = self.0.lock();
         let drops = streams.has_ended || !(streams.is_established || is_early);
-        if drops || !streams.seen.insert(number) || !counts {
+        if drops || !streams.seen.insert(number) || !streams.counts(payload) {
             return;
         }
         let size = without_padding(payload);
@@ -194,10 +195,9 @@ fn pieces(payload: &[u8]) -> impl Iterator<Item = (u64, u64, u64)> {
     })
 }
 
-/// Whether anything of a packet counts.
-fn counts(payload: &[u8]) -> bool {
-    let least = FULL.max(payload.len() as u64);
-    !pieces(payload).all(|(_, start, end)| (end - start) * LARGE >= least)
+/// Whether a piece is left to flow control, of a packet of this size, if nothing like it has come before.
+fn is_large((_, start, end): (u64, u64, u64), size: usize) -> bool {
+    (end - start) * LARGE >= FULL.max(size as u64)
 }
 
 /// Where the padding begins that a packet ends with.
@@ -236,11 +236,37 @@ impl Streams {
     }
 
     fn has_room(&self, payload: &[u8]) -> bool {
+        if self.has_ended || self.bytes < self.most() {
+            return true;
+        }
         let reads_on = |(id, start, end)| self.reads_on(id, start, end);
-        self.has_ended
-            || self.bytes < self.most()
-            || (self.bytes < self.most().saturating_mul(2) && pieces(payload).any(reads_on))
-            || pieces(payload).all(reads_on)
+        let is_left = |piece| is_large(piece, payload.len()) && self.is_above_all(piece);
+        let mut counted = pieces(payload).filter(|piece| !is_left(*piece));
+        match (counted.next(), counted.next()) {
+            (None, _) => true,
+            (Some(only), None) if reads_on(only) => true,
+            _ => self.bytes < self.most().saturating_mul(2) && pieces(payload).any(reads_on),
+        }
+    }
+
+    fn is_above_all(&self, (id, start, _): (u64, u64, u64)) -> bool {
+        self.streams
+            .get(&id)
+            .is_none_or(|stream| start >= stream.highest)
+    }
+
+    /// Whether anything of a packet counts. What does not is known to have come.
+    fn counts(&mut self, payload: &[u8]) -> bool {
+        let mut counts = false;
+        for piece @ (id, start, end) in pieces(payload) {
+            if self.has_ended(id) {
+                continue;
+            }
+            let stream = self.streams.entry(id).or_default();
+            counts |= !is_large(piece, payload.len()) || start < stream.highest;
+            stream.highest = stream.highest.max(end);
+        }
+        counts
     }
 
     fn keep(&mut self, payload: &[u8]) {
@@ -356,26 +382,32 @@ impl Packets {
 }
 
 impl Stream {
-    /// Whether it is known together with the piece before it, of a packet of this size, and not by itself.
+    /// Whether it is known together with a piece that it touches, and not by itself. Its packet is of this size.
     fn joins(&mut self, piece: Piece, size: u64) -> bool {
         let after = |other: &Piece| other.start <= piece.start;
         let at = match self.pieces.back() {
             Some(last) if !after(last) => self.pieces.partition_point(after),
             _ => self.pieces.len(),
         };
-        let is_single = self.pieces.len() < SINGLE;
-        let before = at.checked_sub(1).and_then(|at| self.pieces.get_mut(at));
-        match before {
-            Some(before) if !is_single && before.end >= piece.start && before.bytes < TOGETHER => {
+        let more = piece.bytes + size;
+        if self.pieces.len() >= SINGLE {
+            let before = at.checked_sub(1).and_then(|at| self.pieces.get_mut(at));
+            let touches = |other: &Piece| other.end >= piece.start && other.bytes < TOGETHER;
+            if let Some(before) = before.filter(|before| touches(before)) {
                 before.end = before.end.max(piece.end);
-                before.bytes += piece.bytes + size;
-                true
+                before.bytes += more;
+                return true;
             }
-            _ => {
-                self.pieces.insert(at, piece);
-                false
+            let touches = |other: &Piece| other.start <= piece.end && other.bytes < TOGETHER;
+            if let Some(after) = self.pieces.get_mut(at).filter(|after| touches(after)) {
+                after.start = piece.start;
+                after.end = after.end.max(piece.end);
+                after.bytes += more;
+                return true;
             }
         }
+        self.pieces.insert(at, piece);
+        false
     }
 }
 
@@ -449,6 +481,10 @@ mod tests {
         let held = held();
         for cell in 0..1000 {
             assert!(held.take(&mut packet(&[(0, 514 + 514 * cell, 514)], PACKET)));
+            assert!(
+                held.take(&mut packet(&[(8, 2 * cell * 1100, 1100)], PACKET)),
+                "gaps"
+            );
         }
         assert_eq!(held.bytes(), 0);
         assert!(held.take(&mut packet(&[(4, 7, 2)], 0)));
@@ -500,6 +536,19 @@ mod tests {
         assert!(keep(5000, false) && keep(4999, false) && !keep(1001, false));
         held.end();
         assert!(held.bytes() == 0 && !keep(6000, false));
+    }
+
+    #[test]
+    fn pieces_that_touch_are_few_in_whatever_order_they_come() {
+        let held = held();
+        held.set_window(1 << 24);
+        for n in (0..20_000).rev().chain((20_000..40_000).rev()) {
+            assert!(held.take(&mut packet(&[(0, 1 + n, 1)], 0)));
+        }
+        assert!(held.0.lock().streams[&0].pieces.len() < SINGLE + 200);
+        assert!(held.take(&mut packet(&[(0, 0, 1)], 0)));
+        held.read(0, 40_001);
+        assert_eq!(held.bytes(), 0);
     }
 
     #[test]

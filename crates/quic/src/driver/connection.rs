@@ -75,10 +75,44 @@ pub(super) struct State {
     pub(super) stopped: BTreeMap<StreamId, Arc<Notify>>,
     /// Where windows grow with what moves.
     windows: Option<Box<Windows>>,
+    /// What the peer may send ahead of who reads, where somebody has said so.
+    window: Option<u64>,
+    untold: Untold,
     /// What the stack holds of its streams, where that is bounded.
     held: Option<Arc<Held>>,
     /// What had come was thrown away when the connection was closed here.
     pub(super) is_freed: bool,
+}
+
+/// What the peer may send more than it was told. By itself the stack tells of no less than an eighth of the window: too much where streams that nobody
+/// reads have nearly all of it, and the others together less than that.
+#[derive(Debug, Default)]
+struct Untold {
+    /// What was read since MAX_DATA last left.
+    read: u64,
+    /// By how much the window is to be narrower, before what is read lets the peer send more.
+    owed: u64,
+    /// How many DATA_BLOCKED frames have come, and MAX_DATA frames were sent.
+    heard: (u64, u64),
+    /// The peer has said since MAX_DATA last left that it may send nothing more.
+    is_blocked: bool,
+}
+
+impl Untold {
+    fn look(&mut self, stats: &ConnectionStats) {
+        let heard = (stats.frame_rx.data_blocked, stats.frame_tx.max_data);
+        let before = mem::replace(&mut self.heard, heard);
+        if before.1 != heard.1 {
+            (self.read, self.is_blocked) = (0, false);
+        }
+        self.is_blocked |= before.0 != heard.0;
+    }
+
+    fn read(&mut self, bytes: u64) {
+        let owed = self.owed.min(bytes);
+        self.owed -= owed;
+        self.read += bytes - owed;
+    }
 }
 
 /// How a stream has ended that its reader has not asked since.
@@ -120,6 +154,10 @@ impl State {
 
     /// Looks whether the peer is blocked by what nobody reads.
     pub(super) fn follow_windows(&mut self, now: Instant) {
+        if self.windows.is_none() {
+            self.untold.look(&self.stack.stats());
+            self.tell_if_blocked();
+        }
         let Some(windows) = self.windows.as_mut().filter(|_| self.error.is_none()) else {
             return;
         };
@@ -206,6 +244,9 @@ impl State {
 
     /// A stream has ended of which not all was read.
     pub(super) fn has_freed(&mut self) {
+        // How much that is the stack does not say.
+        self.untold.owed = 0;
+        self.untold.read += 1;
         if let Some(windows) = &mut self.windows {
             windows.freed();
         }
@@ -223,9 +264,12 @@ impl State {
         if let Some(held) = self.held.as_ref().filter(|_| bytes > 0) {
             held.read(id.into(), bytes as u64);
         }
-        let is_open = self.error.is_none();
-        let Some(windows) = self.windows.as_mut().filter(|_| is_open && bytes > 0) else {
+        if bytes == 0 || self.error.is_some() {
             return false;
+        }
+        let Some(windows) = &mut self.windows else {
+            self.untold.read(bytes as u64);
+            return self.tell_if_blocked();
         };
         if windows.is_still() {
             self.read.insert(id);
@@ -237,10 +281,27 @@ impl State {
         window.is_some()
     }
 
+    /// Tells the peer of all that it may send, if it waits for that. Whether it does.
+    fn tell_if_blocked(&mut self) -> bool {
+        let waits = self.untold.is_blocked && self.untold.read > 0;
+        let Some(window) = self.window.filter(|_| waits) else {
+            return false;
+        };
+        // A byte more has it told, and comes off again with what is read next.
+        for window in [window.saturating_add(1), window] {
+            let window = VarInt::from_u64(window).unwrap_or(VarInt::MAX);
+            self.stack.set_receive_window(window);
+        }
+        self.untold.is_blocked = false;
+        true
+    }
+
     fn set_receive_window(&mut self, bytes: u64) {
         if let Some(held) = &self.held {
             held.set_window(bytes);
         }
+        let before = self.window.replace(bytes).unwrap_or(bytes);
+        self.untold.owed += before.saturating_sub(bytes);
         let bytes = VarInt::from_u64(bytes).unwrap_or(VarInt::MAX);
         self.stack.set_receive_window(bytes);
     }
@@ -280,8 +341,9 @@ impl State {
         batch: &mut Vec<u8>,
     ) -> Option<Transmit> {
         let mut transmit = self.stack.poll_transmit(now, most, batch)?;
-        if let Some(windows) = &mut self.windows {
-            windows.allowed(self.stack.stats().frame_tx.max_data);
+        match &mut self.windows {
+            Some(windows) => windows.allowed(self.stack.stats().frame_tx.max_data),
+            None => self.untold.look(&self.stack.stats()),
         }
         transmit.src_ip = self.source_towards(transmit.destination);
         // Who does not slow down for a mark must be dropped instead (RFC 3168 §6.1).
@@ -327,6 +389,8 @@ impl Inner {
                 writers: BTreeMap::new(),
                 stopped: BTreeMap::new(),
                 windows: None,
+                window: None,
+                untold: Untold::default(),
                 held,
                 is_freed: false,
             }),
@@ -643,18 +707,6 @@ impl Connection {
         let mut state = self.inner().state();
         state.set_receive_window(bytes);
         self.inner().wake(&mut state);
-    }
-
-    /// Tells the peer of all that it may send now. By itself the stack tells of no less than an eighth of the window: too much where streams that nobody reads
-    /// have most of it, and all others together less than that.
-    pub fn announce_receive_window(&self, bytes: u64) {
-        // A byte more has it told, and comes off again with what is read next.
-        let [more, window] =
-            [bytes + 1, bytes].map(|bytes| VarInt::from_u64(bytes).unwrap_or(VarInt::MAX));
-        self.change(|stack| {
-            stack.set_receive_window(more);
-            stack.set_receive_window(window);
-        });
     }
 
     /// From now on both windows grow with what moves, and get narrow again. Of `bounds` those are the first that the connection has now.

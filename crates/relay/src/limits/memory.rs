@@ -11,8 +11,8 @@
 //! room for that they wait with it.
 //!
 //! Where too little is left, the client that has most makes room, if that is more than twice what the one that asks would have: what rests for longest of its
-//! connections is closed, the widest first, and of those that move the widest is narrowed; one that has not moved half of its window [`STUBBORN`] after that
-//! is closed as those that rest. So whoever stuffs what nobody reads loses it to others.
+//! connections is closed, the widest first, and of those that move the widest is narrowed; one that has much and has hardly less [`STUBBORN`] after that is
+//! closed as those that rest. So whoever stuffs what nobody reads loses it to others.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -70,9 +70,6 @@ const EACH: Duration = Duration::from_millis(20);
 pub(crate) trait Transport: Send + Sync {
     /// From now on the client may send so much that is not read, in bytes.
     fn set_receive(&self, bytes: u64);
-    /// Tells the client of all that it may send, where its window is so wide and the transport tells by itself only of a part of that: streams that stall may
-    /// have nearly all of it.
-    fn announce(&self, _bytes: u64) {}
     /// From now on so much may wait for the client, in bytes.
     fn set_send(&self, bytes: u64);
     /// The shortest round trip, and what may be on its way to the client. Behind a queue that the connection fills itself a wider window only fills it more.
@@ -198,10 +195,21 @@ struct Entry {
     looked: [(u64, Instant); 2],
     /// How much had moved when others asked for room, and since when it has not moved.
     rests: (u64, Instant),
-    /// Since when it is to have less, for others, and when they last needed that.
-    narrow: Option<(Instant, Instant)>,
+    /// It is to have less the next time that it moves.
+    narrow: bool,
+    pressed: Option<Pressed>,
     lost: bool,
     tally: Arc<Tally>,
+}
+
+/// That others need what a connection has.
+#[derive(Clone, Copy, Debug)]
+struct Pressed {
+    /// Since when, and what it had then.
+    since: Instant,
+    had: u64,
+    /// When they last did.
+    last: Instant,
 }
 
 impl Promised {
@@ -309,7 +317,8 @@ impl Books {
             windows: Promised::NEW,
             looked: [(0, now); 2],
             rests: (0, now),
-            narrow: None,
+            narrow: false,
+            pressed: None,
             lost: false,
             tally: Arc::clone(tally),
         };
@@ -392,7 +401,7 @@ impl Books {
         let Some(entry) = self.entries.get_mut(&id) else {
             return;
         };
-        let narrow = entry.narrow.is_some();
+        let narrow = std::mem::take(&mut entry.narrow);
         let (before, since) = std::mem::replace(
             &mut entry.looked[usize::from(way == Way::Down)],
             (moved.bytes, now),
@@ -413,11 +422,13 @@ impl Books {
         } else {
             INITIAL_WINDOWS.1
         };
-        if (took > SLOW || narrow) && size > least {
+        if narrow {
+            self.change(id, now, |windows| {
+                windows.narrow(Way::Up, INITIAL_WINDOWS.0.max(windows.up / 2));
+                windows.narrow(Way::Down, INITIAL_WINDOWS.1.max(windows.down / 2));
+            });
+        } else if took > SLOW && size > least {
             self.change(id, now, |windows| windows.narrow(way, least.max(size / 2)));
-            if let Some(entry) = self.entries.get_mut(&id) {
-                entry.narrow = None;
-            }
         } else if took <= SWIFT.max(2 * moved.round_trip) && is_filled && size < most {
             self.change(id, now, |windows| windows.widen(way, most.min(size * 2)));
         }
@@ -436,7 +447,7 @@ impl Books {
     /// Whether it is to have less, for others.
     fn is_to_narrow(&mut self, id: u64) -> bool {
         let entry = self.entries.get_mut(&id);
-        entry.is_some_and(|entry| entry.narrow.take().is_some())
+        entry.is_some_and(|entry| std::mem::take(&mut entry.narrow))
     }
 
     /// It has ended; nobody reads or writes any more.
@@ -524,8 +535,7 @@ impl Books {
                 entry.lost = true;
                 entry.tally.lost.notify_one();
             } else {
-                let since = entry.to_narrow_since(now).unwrap_or(now);
-                entry.narrow = Some((since, now));
+                entry.press(now);
             }
             freed += cost;
         }
@@ -542,17 +552,29 @@ impl Entry {
         now - self.rests.1
     }
 
-    /// Since when others need its room, without a pause.
-    fn to_narrow_since(&self, now: Instant) -> Option<Instant> {
-        let (since, last) = self.narrow?;
-        (now - last < STUBBORN).then_some(since)
+    /// It is to have less, for others.
+    fn press(&mut self, now: Instant) {
+        self.narrow = true;
+        let before = self.is_pressed(now);
+        let had = self.windows.cost();
+        self.pressed = Some(Pressed {
+            since: before.map_or(now, |before| before.since),
+            had: before.map_or(had, |before| before.had),
+            last: now,
+        });
     }
 
-    /// Whether it has much, and did not get narrow when it should have.
+    /// Whether it still has what others need: not where it has got narrower since, or they have needed nothing for a while.
+    fn is_pressed(&self, now: Instant) -> Option<Pressed> {
+        let has = self.windows.cost();
+        self.pressed
+            .filter(|pressed| has > pressed.had / 8 * 7 && now - pressed.last < STUBBORN)
+    }
+
+    /// Whether it has much, and did not get narrower when it should have.
     fn is_stubborn(&self, now: Instant) -> bool {
-        let waited = |since| now - since >= STUBBORN;
-        self.windows.cost() > 2 * Promised::BUSY.cost()
-            && self.to_narrow_since(now).is_some_and(waited)
+        let waited = |pressed: Pressed| now - pressed.since >= STUBBORN;
+        self.windows.cost() > 2 * Promised::BUSY.cost() && self.is_pressed(now).is_some_and(waited)
     }
 }
 
@@ -607,6 +629,14 @@ impl Memory {
 }
 
 impl Tally {
+    /// At how many bytes this way's window is looked at again.
+    fn next(&self, way: Way) -> &AtomicU64 {
+        match way {
+            Way::Up => &self.next_read,
+            Way::Down => &self.next_written,
+        }
+    }
+
     /// How much more may be in hand, if anything.
     fn room(&self) -> Option<usize> {
         let may = self.may_hand.load(Relaxed);
@@ -643,8 +673,13 @@ impl Account {
             less,
             ..
         } = &*self.tally;
-        next_read.store(read.load(Relaxed) + windows.up / 2, Relaxed);
-        next_written.store(written.load(Relaxed) + windows.down / 2, Relaxed);
+        // When something else changes they are looked at when they would have been.
+        if before.is_none_or(|before| before.up != windows.up) {
+            next_read.store(read.load(Relaxed) + windows.up / 2, Relaxed);
+        }
+        if before.is_none_or(|before| before.down != windows.down) {
+            next_written.store(written.load(Relaxed) + windows.down / 2, Relaxed);
+        }
         may_hand.store(windows.up, Relaxed);
         let Some(before) = before else {
             return;
@@ -729,21 +764,13 @@ impl Account {
             round_trip,
             congestion_window,
         };
-        self.change(|books, id, now| books.moved(id, way, moved, now));
-        if way == Way::Up {
-            self.announce();
-        }
-    }
-
-    /// Half of what those streams may send that do not stall was read: the client hears of it.
-    fn announce(&self) {
-        let books = self.memory.books();
-        let windows = books.entries.get(&self.id).map(|entry| entry.windows);
-        if let Some(windows) = windows.filter(|windows| windows.stalled > 0)
-            && let Some(transport) = &*self.transport.lock()
-        {
-            transport.announce(windows.receive());
-        }
+        self.change(|books, id, now| {
+            books.moved(id, way, moved, now);
+            if let Some(entry) = books.entries.get_mut(&id) {
+                let half = *entry.windows.of(way).0 / 2;
+                self.tally.next(way).store(moved.bytes + half, Relaxed);
+            }
+        });
     }
 
     /// Waits until more may be in hand; how many bytes.

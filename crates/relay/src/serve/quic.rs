@@ -254,10 +254,6 @@ impl Transport for Windows {
         self.connection.set_receive_window(bytes);
     }
 
-    fn announce(&self, bytes: u64) {
-        self.connection.announce_receive_window(bytes);
-    }
-
     fn set_send(&self, bytes: u64) {
         self.connection.set_send_window(bytes);
     }
