@@ -88,13 +88,14 @@ pub(super) struct State {
 /// reads have nearly all of it, and the others together less than that.
 #[derive(Debug, Default)]
 struct Untold {
-    /// What was read since MAX_DATA last left.
+    /// What was read since MAX_DATA last left. Of a window that got narrower it lets the peer send less, and of what came for streams that were stopped
+    /// the stack says nothing: then it is told of too little now and then.
     read: u64,
-    /// By how much the window is to be narrower, before what is read lets the peer send more.
-    owed: u64,
+    /// A stream was stopped, of which more may come.
+    is_stopped: bool,
     /// How many DATA_BLOCKED frames have come, and MAX_DATA frames were sent.
     heard: (u64, u64),
-    /// The peer has said since MAX_DATA last left that it may send nothing more.
+    /// The peer has said that it may send nothing more, and was not told of anything since.
     is_blocked: bool,
 }
 
@@ -102,16 +103,14 @@ impl Untold {
     fn look(&mut self, stats: &ConnectionStats) {
         let heard = (stats.frame_rx.data_blocked, stats.frame_tx.max_data);
         let before = mem::replace(&mut self.heard, heard);
-        if before.1 != heard.1 {
+        // One that was only sent again tells of nothing.
+        if before.1 != heard.1 && self.read > 0 {
             (self.read, self.is_blocked) = (0, false);
         }
-        self.is_blocked |= before.0 != heard.0;
-    }
-
-    fn read(&mut self, bytes: u64) {
-        let owed = self.owed.min(bytes);
-        self.owed -= owed;
-        self.read += bytes - owed;
+        if before.0 != heard.0 {
+            self.is_blocked = true;
+            self.read += u64::from(self.is_stopped);
+        }
     }
 }
 
@@ -154,7 +153,7 @@ impl State {
 
     /// Looks whether the peer is blocked by what nobody reads.
     pub(super) fn follow_windows(&mut self, now: Instant) {
-        if self.windows.is_none() {
+        if self.windows.is_none() && self.window.is_some() {
             self.untold.look(&self.stack.stats());
             self.tell_if_blocked();
         }
@@ -218,6 +217,7 @@ impl State {
     /// Asks the peer for no more of a stream, and gives its bytes' room back.
     pub(super) fn stop(&mut self, id: StreamId, code: VarInt) -> Result<(), ClosedStream> {
         self.has_freed();
+        self.untold.is_stopped = true;
         self.end_receiving(id);
         self.stack.recv_stream(id).stop(code)
     }
@@ -244,8 +244,6 @@ impl State {
 
     /// A stream has ended of which not all was read.
     pub(super) fn has_freed(&mut self) {
-        // How much that is the stack does not say.
-        self.untold.owed = 0;
         self.untold.read += 1;
         if let Some(windows) = &mut self.windows {
             windows.freed();
@@ -268,7 +266,7 @@ impl State {
             return false;
         }
         let Some(windows) = &mut self.windows else {
-            self.untold.read(bytes as u64);
+            self.untold.read += bytes as u64;
             return self.tell_if_blocked();
         };
         if windows.is_still() {
@@ -300,8 +298,7 @@ impl State {
         if let Some(held) = &self.held {
             held.set_window(bytes);
         }
-        let before = self.window.replace(bytes).unwrap_or(bytes);
-        self.untold.owed += before.saturating_sub(bytes);
+        self.window = Some(bytes);
         let bytes = VarInt::from_u64(bytes).unwrap_or(VarInt::MAX);
         self.stack.set_receive_window(bytes);
     }
@@ -343,7 +340,8 @@ impl State {
         let mut transmit = self.stack.poll_transmit(now, most, batch)?;
         match &mut self.windows {
             Some(windows) => windows.allowed(self.stack.stats().frame_tx.max_data),
-            None => self.untold.look(&self.stack.stats()),
+            None if self.window.is_some() => self.untold.look(&self.stack.stats()),
+            None => {}
         }
         transmit.src_ip = self.source_towards(transmit.destination);
         // Who does not slow down for a mark must be dropped instead (RFC 3168 §6.1).

@@ -452,6 +452,7 @@ impl RecvStream {
             Found::Nothing(quinn_proto::ReadError::Reset(code)) => {
                 state.has_freed();
                 state.end_receiving(self.id);
+                inner.wake(state);
                 self.reset = Some(code);
                 if any {
                     return Poll::Ready(Ok(Some(taken)));
@@ -608,7 +609,8 @@ impl RecvStream {
     /// The connection has ended.
     pub async fn received_reset(&mut self) -> Result<Option<VarInt>, ConnectionError> {
         poll_fn(|cx| {
-            let mut state = self.hold.inner().state();
+            let inner = self.hold.inner();
+            let mut state = inner.state();
             if let Some(End::Reset(code)) = state.ends.get(&self.id).copied() {
                 self.reset = Some(code);
                 self.is_done = true;
@@ -621,7 +623,9 @@ impl RecvStream {
                 (Err(_), Some(error)) if state.is_freed => Poll::Ready(Err(error.clone())),
                 (Err(_), _) => Poll::Ready(Ok(None)),
                 (Ok(Some(code)), _) => {
+                    state.has_freed();
                     state.end_receiving(self.id);
+                    inner.wake(&mut state);
                     self.reset = Some(code);
                     self.is_done = true;
                     Poll::Ready(Ok(Some(code)))
