@@ -300,7 +300,8 @@ impl Task {
             let ecn = meta.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8));
             let whole = buffer.get(..meta.len).unwrap_or_default();
             let stride = meta.stride.max(1);
-            // "an endpoint MAY treat datagrams … larger than this" as it likes (RFC 9000 §18.2): whoever keeps a byte of it keeps all.
+            // "UDP datagrams with payloads larger than this limit are not likely to be processed by the receiver" (RFC 9000 §18.2): whoever keeps a byte
+            // of one keeps all of it.
             if stride.min(whole.len()) > self.largest {
                 continue;
             }
