@@ -338,11 +338,12 @@ def between(checks, via, mine, http, wire):
     """Three hops of ours: the client's channel to the first is TLS, and the two others are QUIC."""
     ports, size, udp, tcp = [relay.port for relay in mine], 1_000_000, 0, 0
     for n in range(6):
-        # Two relays that had a channel over TLS before they knew each other take it for one circuit more, and dial over QUIC beside it.
+        # Two relays that had a channel over TLS before they knew each other take it for one circuit more, and dial over QUIC beside it. And a relay of
+        # C tor, some time after its start, once sends up to a megabyte over circuits of its own to measure itself: over ours, too, and it counts here.
         before = wire.between(ports)
         checks.attempt("1 MB over relays of ours alone", lambda n=n: fetch(via, "127.0.0.1", http, size, f"between{n}"))
         udp, tcp = (after - at for after, at in zip(wire.between(ports), before))
-        if udp > 2 * size:
+        if udp > 2 * size and tcp < 1.8 * size:
             break
     print(f"     of {size} bytes over three relays of ours came {udp} over UDP and {tcp} over TCP", flush=True)
     checks.check("it went over QUIC between them, twice", udp > 2 * size, udp)
