@@ -1,6 +1,6 @@
 //! How much a connection's peer may send ahead of who reads it here, and how much may wait for the peer: little at first, and more with what moves, so
 //! that a long fat path is filled and a short or a slow one is not stuffed. RFC 9000 §4.1 (flow control), §4.2 (when it is widened); a window is doubled
-//! when half of it has moved within two round trips, as kernels do for TCP. No clock.
+//! when half of it has moved within the last two round trips, as kernels do for TCP, and halved when that took longer than a second. No clock.
 //!
 //! The shortest round trip counts, not that of now: behind a queue that the connection itself fills, a wider window would only fill it more.
 //!
@@ -149,6 +149,8 @@ pub(super) struct Windows {
     round_trip: Duration,
     /// By how much more the peer may have been allowed since MAX_DATA last left.
     credit: u64,
+    /// What was read of late.
+    lately: Lately,
     /// What was read since the window was last looked at, and when that began.
     read: u64,
     since: Instant,
@@ -158,6 +160,40 @@ pub(super) struct Windows {
     read_since_blocked: u64,
     /// Since when it has been so, without room for a wider window.
     still: Option<Instant>,
+}
+
+/// What was read in the round trip that is under way and in the one before: whoever begins to read after a pause is told from one who reads slowly.
+#[derive(Debug)]
+struct Lately {
+    since: Instant,
+    now: u64,
+    before: u64,
+}
+
+impl Lately {
+    const fn new(since: Instant) -> Self {
+        Self {
+            since,
+            now: 0,
+            before: 0,
+        }
+    }
+
+    /// So many bytes were read.
+    fn read(&mut self, bytes: u64, round_trip: Duration, now: Instant) {
+        let passed = now.saturating_duration_since(self.since);
+        if passed >= round_trip {
+            let follows = passed < round_trip.saturating_mul(2);
+            self.before = if follows { self.now } else { 0 };
+            self.now = 0;
+            self.since = if follows { self.since + round_trip } else { now };
+        }
+        self.now += bytes;
+    }
+
+    fn sum(&self) -> u64 {
+        self.before + self.now
+    }
 }
 
 /// What helps a peer that is blocked.
@@ -196,6 +232,7 @@ impl Windows {
             owed: 0,
             credit: 0,
             round_trip: Duration::MAX,
+            lately: Lately::new(now),
             read: 0,
             since: now,
             heard: Heard::default(),
@@ -234,17 +271,20 @@ impl Windows {
             self.owed -= withdrawn;
             self.budget.give(withdrawn);
         }
-        if self.read < self.receive / 2 {
+        self.lately.read(bytes, self.round_trip.max(SWIFT / 2), now);
+        let is_swift = self.lately.sum() >= self.receive / 2;
+        if !is_swift && self.read < self.receive / 2 {
             return None;
         }
         self.read = 0;
-        let took = now.saturating_duration_since(self.since);
         if self.budget.wants_some_back() {
             return self.narrow();
         }
-        if took <= SWIFT.max(self.round_trip.saturating_mul(2)) {
+        if is_swift {
+            self.lately = Lately::new(now);
             return self.widen();
         }
+        let took = now.saturating_duration_since(self.since);
         (took > SLOW).then(|| self.narrow()).flatten()
     }
 
@@ -367,6 +407,20 @@ mod tests {
         }
     }
 
+    /// Reads so many megabytes, three a second; what the last one changes.
+    fn read_slowly(
+        windows: &mut Windows,
+        megabytes: u32,
+        rtt: Duration,
+        now: &mut Instant,
+    ) -> Option<u64> {
+        let each = (0..megabytes).map(|_| {
+            *now += Duration::from_millis(333);
+            windows.read(MB, rtt, *now)
+        });
+        each.last().flatten()
+    }
+
     /// Reads what a path carries, never more than the window within a round trip, for so long; how wide the window is then.
     fn filled(bits: u64, shortest: Duration, queue: Duration, time: Duration) -> u64 {
         let mut now = Instant::now();
@@ -396,6 +450,24 @@ mod tests {
         let medium = filled(100, ms(100), ms(3000));
         assert!((2 * MB..=8 * MB).contains(&medium), "{medium}");
         assert_eq!(filled(10, ms(100), ms(10_000)), MB);
+    }
+
+    #[test]
+    fn whoever_begins_after_a_pause_has_what_a_path_carries_before_it_is_in_the_way() {
+        let (rtt, mut now) = (Duration::from_millis(200), Instant::now());
+        let mut windows = windows(SharedBudget::new(1 << 30), now);
+        windows.read(1000, rtt, now);
+        now += Duration::from_secs(60);
+        // Twice as much in each round trip, as senders begin; what is on its way in one fits the window when it is sent.
+        for trip in 0..6 {
+            let sent = 140_000 << trip;
+            assert!(sent <= windows.receive, "{trip}: {}", windows.receive);
+            for _ in 0..100 {
+                now += rtt / 100;
+                windows.read(sent / 100, rtt, now);
+            }
+        }
+        assert!(windows.receive >= 8 * MB, "{}", windows.receive);
     }
 
     #[test]
@@ -532,11 +604,9 @@ mod tests {
         let (rtt, mut now) = (Duration::from_millis(100), Instant::now());
         let mut windows = windows(SharedBudget::new(1 << 30), now);
         while windows.read(MB, rtt, now).is_none_or(|wide| wide < 16 * MB) {}
-        windows.read(1, rtt, now);
-        now += Duration::from_secs(2);
-        assert_eq!(windows.read(8 * MB, rtt, now), Some(8 * MB));
+        assert_eq!(read_slowly(&mut windows, 8, rtt, &mut now), Some(8 * MB));
         assert_eq!(windows.heard(blocked_once(0), rtt, now), None);
-        windows.read(3 * MB, rtt, now);
+        windows.read(2 * MB, rtt, now);
         let help = windows.heard(blocked_once(0), rtt, now + rtt);
         assert_eq!(help, Some(Help::Wider(16 * MB)));
     }
@@ -547,12 +617,10 @@ mod tests {
         let budget = SharedBudget::new(1 << 30);
         let mut windows = windows(budget.clone(), now);
         while windows.read(MB, rtt, now).is_none_or(|wide| wide < 16 * MB) {}
-        windows.read(1, rtt, now);
-        now += Duration::from_secs(2);
-        assert_eq!(windows.read(8 * MB, rtt, now), Some(8 * MB));
+        assert_eq!(read_slowly(&mut windows, 8, rtt, &mut now), Some(8 * MB));
         assert_eq!(budget.used(), 15 * MB, "8 may still come beyond the window");
-        windows.read(3 * MB, rtt, now);
-        assert_eq!(budget.used(), 12 * MB);
+        windows.read(2 * MB, rtt, now);
+        assert_eq!(budget.used(), 13 * MB);
         drop(windows);
         assert_eq!(budget.used(), 0);
     }
