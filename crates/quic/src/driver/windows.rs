@@ -1,6 +1,6 @@
 //! How much a connection's peer may send ahead of who reads it here, and how much may wait for the peer: little at first, and more with what moves, so
 //! that a long fat path is filled and a short or a slow one is not stuffed. RFC 9000 §4.1 (flow control), §4.2 (when it is widened); a window is doubled
-//! when half of it has moved within the last two round trips, as kernels do for TCP, and halved when that took longer than a second. No clock.
+//! as long as half of it has moved within the last two round trips, as kernels do for TCP, and halved when that took longer than a second. No clock.
 //!
 //! The shortest round trip counts, not that of now: behind a queue that the connection itself fills, a wider window would only fill it more.
 //!
@@ -272,17 +272,17 @@ impl Windows {
             self.budget.give(withdrawn);
         }
         self.lately.read(bytes, self.round_trip.max(SWIFT / 2), now);
-        let is_swift = self.lately.sum() >= self.receive / 2;
+        let is_swift = self.is_swift();
         if !is_swift && self.read < self.receive / 2 {
             return None;
         }
         self.read = 0;
         if self.budget.wants_some_back() {
+            self.lately = Lately::new(now);
             return self.narrow();
         }
         if is_swift {
-            self.lately = Lately::new(now);
-            return self.widen();
+            return self.widen_for_lately(now);
         }
         let took = now.saturating_duration_since(self.since);
         (took > SLOW).then(|| self.narrow()).flatten()
@@ -353,6 +353,25 @@ impl Windows {
         }
         self.send = wider;
         Some(wider)
+    }
+
+    /// Half a window has moved within two round trips.
+    fn is_swift(&self) -> bool {
+        self.lately.sum() >= self.receive / 2
+    }
+
+    /// So wide that it is no more: a sender doubles what it has on its way in each round trip, and would be ahead of a window that does the same for ever.
+    fn widen_for_lately(&mut self, now: Instant) -> Option<u64> {
+        let mut wider = None;
+        while self.is_swift() {
+            let Some(wide) = self.widen() else {
+                // Another half of it is waited for, and not the next byte.
+                self.lately = Lately::new(now);
+                break;
+            };
+            wider = Some(wide);
+        }
+        wider
     }
 
     fn widen(&mut self) -> Option<u64> {
