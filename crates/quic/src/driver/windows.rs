@@ -1,6 +1,7 @@
 //! How much a connection's peer may send ahead of who reads it here, and how much may wait for the peer: little at first, and more with what moves, so
 //! that a long fat path is filled and a short or a slow one is not stuffed. RFC 9000 §4.1 (flow control), §4.2 (when it is widened); a window is doubled
-//! as long as half of it has moved within the last two round trips, as kernels do for TCP, and halved when that took longer than a second. No clock.
+//! as long as half of it has moved within the last two round trips, as kernels do for TCP, and halved when two halves took
+//! longer than a second each, one after the other. No clock.
 //!
 //! The shortest round trip counts, not that of now: behind a queue that the connection itself fills, a wider window would only fill it more.
 //!
@@ -154,6 +155,8 @@ pub(super) struct Windows {
     /// What was read since the window was last looked at, and when that began.
     read: u64,
     since: Instant,
+    /// Half of it took long the last time: once may be a pause, after which the peer began.
+    was_slow: bool,
     heard: Heard,
     /// When the peer is blocked for good, if nothing comes until then; and what was read since it said that it is blocked.
     stuck: Option<Instant>,
@@ -186,7 +189,11 @@ impl Lately {
             let follows = passed < round_trip.saturating_mul(2);
             self.before = if follows { self.now } else { 0 };
             self.now = 0;
-            self.since = if follows { self.since + round_trip } else { now };
+            self.since = if follows {
+                self.since + round_trip
+            } else {
+                now
+            };
         }
         self.now += bytes;
     }
@@ -235,6 +242,7 @@ impl Windows {
             lately: Lately::new(now),
             read: 0,
             since: now,
+            was_slow: false,
             heard: Heard::default(),
             stuck: None,
             read_since_blocked: 0,
@@ -282,10 +290,12 @@ impl Windows {
             return self.narrow();
         }
         if is_swift {
+            self.was_slow = false;
             return self.widen_for_lately(now);
         }
-        let took = now.saturating_duration_since(self.since);
-        (took > SLOW).then(|| self.narrow()).flatten()
+        let is_slow = now.saturating_duration_since(self.since) > SLOW;
+        let was_slow = std::mem::replace(&mut self.was_slow, is_slow);
+        (is_slow && was_slow).then(|| self.narrow()).flatten()
     }
 
     /// A stream has ended of which not all was read: so much more the peer is allowed, or less.
@@ -623,7 +633,7 @@ mod tests {
         let (rtt, mut now) = (Duration::from_millis(100), Instant::now());
         let mut windows = windows(SharedBudget::new(1 << 30), now);
         while windows.read(MB, rtt, now).is_none_or(|wide| wide < 16 * MB) {}
-        assert_eq!(read_slowly(&mut windows, 8, rtt, &mut now), Some(8 * MB));
+        assert_eq!(read_slowly(&mut windows, 16, rtt, &mut now), Some(8 * MB));
         assert_eq!(windows.heard(blocked_once(0), rtt, now), None);
         windows.read(2 * MB, rtt, now);
         let help = windows.heard(blocked_once(0), rtt, now + rtt);
@@ -636,7 +646,7 @@ mod tests {
         let budget = SharedBudget::new(1 << 30);
         let mut windows = windows(budget.clone(), now);
         while windows.read(MB, rtt, now).is_none_or(|wide| wide < 16 * MB) {}
-        assert_eq!(read_slowly(&mut windows, 8, rtt, &mut now), Some(8 * MB));
+        assert_eq!(read_slowly(&mut windows, 16, rtt, &mut now), Some(8 * MB));
         assert_eq!(budget.used(), 15 * MB, "8 may still come beyond the window");
         windows.read(2 * MB, rtt, now);
         assert_eq!(budget.used(), 13 * MB);

@@ -3,8 +3,9 @@
 //!
 //! A connection that does nothing counts [`IDLE`], and that alone while it leaves. Its windows begin with [`INITIAL_WINDOWS`], have [`BUSY`] with its first request,
 //! and twice as much each time that it moves half of it within two round trips, up to the bound of one connection, while the budget lasts: of what is left
-//! no client has more than is free for others. A window whose half took longer than a second is halved. What the client may send is withdrawn only as it
-//! sends: until then it counts ([`Promised::owed`]). What waits for it is known to have gone when the narrower window takes more.
+//! no client has more than is free for others. A window of which two halves took longer than a second each, one after the other, is halved: one half may
+//! only have begun with a pause. What the client may send is withdrawn only as it sends: until then it counts ([`Promised::owed`]). What waits for it is
+//! known to have gone when the narrower window takes more.
 //!
 //! A stream whose target takes nothing holds what was read for it, and what the client may still send: [`STALLED`] of that is counted beside the others,
 //! so that the connection's other streams go on, and twice as much each time that the client says that it is blocked, up to the stream's own window. Without
@@ -193,6 +194,8 @@ struct Entry {
     windows: Promised,
     /// How much had moved when each window was last looked at, and when that was.
     looked: [(u64, Instant); 2],
+    /// Whether half of it took long then.
+    slow: [bool; 2],
     /// How much had moved when others asked for room, and since when it has not moved.
     rests: (u64, Instant),
     /// It is to have less the next time that it moves.
@@ -316,6 +319,7 @@ impl Books {
             client,
             windows: Promised::NEW,
             looked: [(0, now); 2],
+            slow: [false; 2],
             rests: (0, now),
             narrow: false,
             pressed: None,
@@ -402,10 +406,8 @@ impl Books {
             return;
         };
         let narrow = std::mem::take(&mut entry.narrow);
-        let (before, since) = std::mem::replace(
-            &mut entry.looked[usize::from(way == Way::Down)],
-            (moved.bytes, now),
-        );
+        let index = usize::from(way == Way::Down);
+        let (before, since) = std::mem::replace(&mut entry.looked[index], (moved.bytes, now));
         let (passed, took) = (moved.bytes.saturating_sub(before), now - since);
         let mut size = entry.windows.up;
         self.change(id, now, |windows| {
@@ -416,6 +418,10 @@ impl Books {
         // Bytes are counted in pieces, which may be many times a narrow window: so long half of it took.
         let halves = passed / (size / 2).max(1);
         let took = took / u32::try_from(halves.max(1)).unwrap_or(u32::MAX);
+        let was_slow = self
+            .entries
+            .get_mut(&id)
+            .is_some_and(|entry| std::mem::replace(&mut entry.slow[index], took > SLOW));
         let is_filled = way == Way::Up || moved.congestion_window > size / 2;
         let least = if way == Way::Up {
             INITIAL_WINDOWS.0
@@ -427,7 +433,7 @@ impl Books {
                 windows.narrow(Way::Up, INITIAL_WINDOWS.0.max(windows.up / 2));
                 windows.narrow(Way::Down, INITIAL_WINDOWS.1.max(windows.down / 2));
             });
-        } else if took > SLOW && size > least {
+        } else if took > SLOW && was_slow && size > least {
             self.change(id, now, |windows| windows.narrow(way, least.max(size / 2)));
         } else if took <= SWIFT.max(2 * moved.round_trip) && is_filled && size < most {
             self.change(id, now, |windows| windows.widen(way, most.min(size * 2)));
@@ -1044,6 +1050,8 @@ mod tests {
         let wide = books.used;
         now += REST;
         alice.move_all(&mut books, Way::Up, 2 * SLOW, 1, &mut now);
+        assert_eq!(books.used, wide, "it may have begun late");
+        alice.move_all(&mut books, Way::Up, 2 * SLOW, 1, &mut now);
         assert_eq!(
             books.used,
             wide - alice.windows(&books).up,
@@ -1055,12 +1063,26 @@ mod tests {
     }
 
     #[test]
+    fn a_pause_makes_no_window_narrower() {
+        let (mut books, mut now) = (books(1 << 30), Instant::now());
+        let alice = enter(&mut books, ALICE, now);
+        alice.move_all(&mut books, Way::Up, FAST, 4, &mut now);
+        let wide = alice.windows(&books).up;
+        for _ in 0..3 {
+            alice.move_all(&mut books, Way::Up, 60 * SLOW, 1, &mut now);
+            assert_eq!(alice.windows(&books).up, wide);
+            alice.move_all(&mut books, Way::Up, 5 * FAST, 1, &mut now);
+        }
+        assert_eq!(alice.windows(&books).up, wide);
+    }
+
+    #[test]
     fn what_a_client_may_send_beyond_its_window_counts_also_when_that_is_wide_again() {
         let (mut books, mut now) = (books(1 << 30), Instant::now());
         let alice = enter(&mut books, ALICE, now);
         alice.move_all(&mut books, Way::Up, FAST, 8, &mut now);
         let wide = alice.windows(&books).up;
-        alice.move_all(&mut books, Way::Up, 2 * SLOW, 1, &mut now);
+        alice.move_all(&mut books, Way::Up, 2 * SLOW, 2, &mut now);
         alice.move_all(&mut books, Way::Up, FAST, 1, &mut now);
         let windows = alice.windows(&books);
         assert_eq!((windows.up, windows.owed.0), (wide, wide / 4));
