@@ -1,7 +1,7 @@
 //! How much a connection's peer may send ahead of who reads it here, and how much may wait for the peer: little at first, and more with what moves, so
 //! that a long fat path is filled and a short or a slow one is not stuffed. RFC 9000 §4.1 (flow control), §4.2 (when it is widened); a window is doubled
-//! as long as half of it has moved within the last two round trips, as kernels do for TCP, and halved when two halves took
-//! longer than a second each, one after the other. No clock.
+//! as long as half of it has moved within the last round trip or two, as kernels do for TCP. It is halved when half of it took longer than a second twice,
+//! without having moved so swiftly between, and when others need room. No clock.
 //!
 //! The shortest round trip counts, not that of now: behind a queue that the connection itself fills, a wider window would only fill it more.
 //!
@@ -155,7 +155,7 @@ pub(super) struct Windows {
     /// What was read since the window was last looked at, and when that began.
     read: u64,
     since: Instant,
-    /// Half of it took long the last time: once may be a pause, after which the peer began.
+    /// Half of it took long once, and none was swift since: that may have been a pause within.
     was_slow: bool,
     heard: Heard,
     /// When the peer is blocked for good, if nothing comes until then; and what was read since it said that it is blocked.
@@ -165,11 +165,12 @@ pub(super) struct Windows {
     still: Option<Instant>,
 }
 
-/// What was read in the round trip that is under way and in the one before: whoever begins to read after a pause is told from one who reads slowly.
+/// What was read in the round trip that is under way and in the one before: so a burst after a pause is told from what moves slowly.
 #[derive(Debug)]
 struct Lately {
+    /// When the one that is under way began.
     since: Instant,
-    now: u64,
+    current: u64,
     before: u64,
 }
 
@@ -177,7 +178,7 @@ impl Lately {
     const fn new(since: Instant) -> Self {
         Self {
             since,
-            now: 0,
+            current: 0,
             before: 0,
         }
     }
@@ -187,19 +188,19 @@ impl Lately {
         let passed = now.saturating_duration_since(self.since);
         if passed >= round_trip {
             let follows = passed < round_trip.saturating_mul(2);
-            self.before = if follows { self.now } else { 0 };
-            self.now = 0;
+            self.before = if follows { self.current } else { 0 };
+            self.current = 0;
             self.since = if follows {
                 self.since + round_trip
             } else {
                 now
             };
         }
-        self.now += bytes;
+        self.current += bytes;
     }
 
     fn sum(&self) -> u64 {
-        self.before + self.now
+        self.before + self.current
     }
 }
 
@@ -280,22 +281,31 @@ impl Windows {
             self.budget.give(withdrawn);
         }
         self.lately.read(bytes, self.round_trip.max(SWIFT / 2), now);
-        let is_swift = self.is_swift();
+        // All of it counts also after the window was widened: a sender in slow start has twice as much on its way in each round trip, and a window that
+        // only doubles as fast stays in its way.
+        let is_swift = self.lately.sum() >= self.receive / 2;
         if !is_swift && self.read < self.receive / 2 {
             return None;
         }
         self.read = 0;
         if self.budget.wants_some_back() {
-            self.lately = Lately::new(now);
-            return self.narrow();
+            return self.narrow(now);
         }
         if is_swift {
             self.was_slow = false;
-            return self.widen_for_lately(now);
+            let wider = self.widen();
+            if wider.is_none() {
+                // It is tried again after another half, and not with the next byte.
+                self.lately = Lately::new(now);
+            }
+            return wider;
         }
-        let is_slow = now.saturating_duration_since(self.since) > SLOW;
-        let was_slow = std::mem::replace(&mut self.was_slow, is_slow);
-        (is_slow && was_slow).then(|| self.narrow()).flatten()
+        let took = now.saturating_duration_since(self.since);
+        if took <= SLOW.max(self.round_trip.saturating_mul(2)) {
+            return None;
+        }
+        let twice = std::mem::replace(&mut self.was_slow, true);
+        twice.then(|| self.narrow(now)).flatten()
     }
 
     /// A stream has ended of which not all was read: so much more the peer is allowed, or less.
@@ -365,25 +375,6 @@ impl Windows {
         Some(wider)
     }
 
-    /// Half a window has moved within two round trips.
-    fn is_swift(&self) -> bool {
-        self.lately.sum() >= self.receive / 2
-    }
-
-    /// So wide that it is no more: a sender doubles what it has on its way in each round trip, and would be ahead of a window that does the same for ever.
-    fn widen_for_lately(&mut self, now: Instant) -> Option<u64> {
-        let mut wider = None;
-        while self.is_swift() {
-            let Some(wide) = self.widen() else {
-                // Another half of it is waited for, and not the next byte.
-                self.lately = Lately::new(now);
-                break;
-            };
-            wider = Some(wide);
-        }
-        wider
-    }
-
     fn widen(&mut self) -> Option<u64> {
         let wider = self.receive.saturating_mul(2).min(self.bounds.receive.1);
         if wider <= self.receive || !self.budget.take(wider - self.receive) {
@@ -394,7 +385,9 @@ impl Windows {
         Some(wider)
     }
 
-    fn narrow(&mut self) -> Option<u64> {
+    fn narrow(&mut self, now: Instant) -> Option<u64> {
+        // What has moved in the wider one is no reason to widen this.
+        self.lately = Lately::new(now);
         let narrower = (self.receive / 2).max(self.bounds.receive.0);
         if narrower >= self.receive {
             return None;
@@ -443,11 +436,12 @@ mod tests {
         rtt: Duration,
         now: &mut Instant,
     ) -> Option<u64> {
-        let each = (0..megabytes).map(|_| {
+        let mut changed = None;
+        for _ in 0..megabytes {
             *now += Duration::from_millis(333);
-            windows.read(MB, rtt, *now)
-        });
-        each.last().flatten()
+            changed = windows.read(MB, rtt, *now);
+        }
+        changed
     }
 
     /// Reads what a path carries, never more than the window within a round trip, for so long; how wide the window is then.
@@ -497,6 +491,44 @@ mod tests {
             }
         }
         assert!(windows.receive >= 8 * MB, "{}", windows.receive);
+    }
+
+    #[test]
+    fn one_slow_half_narrows_nothing_and_a_second_one_does() {
+        let (rtt, mut now) = (Duration::from_millis(100), Instant::now());
+        let mut windows = windows(SharedBudget::new(1 << 30), now);
+        while windows.read(MB, rtt, now).is_none_or(|wide| wide < 16 * MB) {}
+        let mut wide = 16;
+        for _ in 0..2 {
+            assert_eq!(read_slowly(&mut windows, wide / 2, rtt, &mut now), None);
+            let half = u64::from(wide / 2) * MB;
+            assert!(windows.read(half, rtt, now).is_some(), "a burst");
+            wide *= 2;
+        }
+        assert_eq!(windows.receive, 64 * MB);
+        assert_eq!(read_slowly(&mut windows, 64, rtt, &mut now), Some(32 * MB));
+        assert_eq!(windows.read(1, rtt, now), None, "nothing has moved in it");
+    }
+
+    #[test]
+    fn where_there_is_no_room_a_wider_window_is_asked_for_with_each_half_of_it() {
+        #[derive(Debug, Default)]
+        struct Full(Arc<AtomicU64>);
+        impl WindowBudget for Full {
+            fn take(&self, _: u64) -> bool {
+                self.0.fetch_add(1, Relaxed);
+                false
+            }
+            fn give(&self, _: u64) {}
+        }
+        let (rtt, now) = (Duration::from_millis(100), Instant::now());
+        let asked = Arc::default();
+        let budget = Box::new(Full(Arc::clone(&asked)));
+        let mut windows = Windows::new(BOUNDS, budget, WhenBlocked::GiveUp, now);
+        for _ in 0..1000 {
+            assert_eq!(windows.read(MB / 100, rtt, now), None);
+        }
+        assert_eq!(asked.load(Relaxed), 20);
     }
 
     #[test]
@@ -635,7 +667,7 @@ mod tests {
         while windows.read(MB, rtt, now).is_none_or(|wide| wide < 16 * MB) {}
         assert_eq!(read_slowly(&mut windows, 16, rtt, &mut now), Some(8 * MB));
         assert_eq!(windows.heard(blocked_once(0), rtt, now), None);
-        windows.read(2 * MB, rtt, now);
+        windows.read(3 * MB, rtt, now);
         let help = windows.heard(blocked_once(0), rtt, now + rtt);
         assert_eq!(help, Some(Help::Wider(16 * MB)));
     }
@@ -648,8 +680,8 @@ mod tests {
         while windows.read(MB, rtt, now).is_none_or(|wide| wide < 16 * MB) {}
         assert_eq!(read_slowly(&mut windows, 16, rtt, &mut now), Some(8 * MB));
         assert_eq!(budget.used(), 15 * MB, "8 may still come beyond the window");
-        windows.read(2 * MB, rtt, now);
-        assert_eq!(budget.used(), 13 * MB);
+        windows.read(3 * MB, rtt, now);
+        assert_eq!(budget.used(), 12 * MB);
         drop(windows);
         assert_eq!(budget.used(), 0);
     }

@@ -3,8 +3,8 @@
 //!
 //! A connection that does nothing counts [`IDLE`], and that alone while it leaves. Its windows begin with [`INITIAL_WINDOWS`], have [`BUSY`] with its first request,
 //! and twice as much each time that it moves half of it within two round trips, up to the bound of one connection, while the budget lasts: of what is left
-//! no client has more than is free for others. A window of which two halves took longer than a second each, one after the other, is halved: one half may
-//! only have begun with a pause. What the client may send is withdrawn only as it sends: until then it counts ([`Promised::owed`]). What waits for it is
+//! no client has more than is free for others. A window is halved when moving half of it took longer than a second twice, and never two round trips
+//! between: once that may have been a pause. What the client may send is withdrawn only as it sends: until then it counts ([`Promised::owed`]). What waits for it is
 //! known to have gone when the narrower window takes more.
 //!
 //! A stream whose target takes nothing holds what was read for it, and what the client may still send: [`STALLED`] of that is counted beside the others,
@@ -194,7 +194,7 @@ struct Entry {
     windows: Promised,
     /// How much had moved when each window was last looked at, and when that was.
     looked: [(u64, Instant); 2],
-    /// Whether half of it took long then.
+    /// Whether half of it took long once, and was never swift since.
     slow: [bool; 2],
     /// How much had moved when others asked for room, and since when it has not moved.
     rests: (u64, Instant),
@@ -407,21 +407,20 @@ impl Books {
         };
         let narrow = std::mem::take(&mut entry.narrow);
         let index = usize::from(way == Way::Down);
+        let size = *entry.windows.of(way).0;
         let (before, since) = std::mem::replace(&mut entry.looked[index], (moved.bytes, now));
         let (passed, took) = (moved.bytes.saturating_sub(before), now - since);
-        let mut size = entry.windows.up;
-        self.change(id, now, |windows| {
-            let (own, owed) = windows.of(way);
-            size = *own;
-            *owed = owed.saturating_sub(passed);
-        });
         // Bytes are counted in pieces, which may be many times a narrow window: so long half of it took.
         let halves = passed / (size / 2).max(1);
         let took = took / u32::try_from(halves.max(1)).unwrap_or(u32::MAX);
-        let was_slow = self
-            .entries
-            .get_mut(&id)
-            .is_some_and(|entry| std::mem::replace(&mut entry.slow[index], took > SLOW));
+        let is_swift = took <= SWIFT.max(2 * moved.round_trip);
+        let is_slow = took > SLOW && !is_swift;
+        let was_slow = entry.slow[index];
+        entry.slow[index] = is_slow || (was_slow && !is_swift);
+        self.change(id, now, |windows| {
+            let owed = windows.of(way).1;
+            *owed = owed.saturating_sub(passed);
+        });
         let is_filled = way == Way::Up || moved.congestion_window > size / 2;
         let least = if way == Way::Up {
             INITIAL_WINDOWS.0
@@ -433,9 +432,9 @@ impl Books {
                 windows.narrow(Way::Up, INITIAL_WINDOWS.0.max(windows.up / 2));
                 windows.narrow(Way::Down, INITIAL_WINDOWS.1.max(windows.down / 2));
             });
-        } else if took > SLOW && was_slow && size > least {
+        } else if is_slow && was_slow && size > least {
             self.change(id, now, |windows| windows.narrow(way, least.max(size / 2)));
-        } else if took <= SWIFT.max(2 * moved.round_trip) && is_filled && size < most {
+        } else if is_swift && is_filled && size < most {
             self.change(id, now, |windows| windows.widen(way, most.min(size * 2)));
         }
     }
@@ -1063,17 +1062,20 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_makes_no_window_narrower() {
+    fn a_pause_makes_no_window_narrower_and_two_without_a_swift_half_between_do() {
         let (mut books, mut now) = (books(1 << 30), Instant::now());
         let alice = enter(&mut books, ALICE, now);
-        alice.move_all(&mut books, Way::Up, FAST, 4, &mut now);
-        let wide = alice.windows(&books).up;
+        let pause = 60 * SLOW;
         for _ in 0..3 {
-            alice.move_all(&mut books, Way::Up, 60 * SLOW, 1, &mut now);
+            alice.move_all(&mut books, Way::Up, FAST, 2, &mut now);
+            let wide = alice.windows(&books).up;
+            alice.move_all(&mut books, Way::Up, pause, 1, &mut now);
             assert_eq!(alice.windows(&books).up, wide);
-            alice.move_all(&mut books, Way::Up, 5 * FAST, 1, &mut now);
         }
-        assert_eq!(alice.windows(&books).up, wide);
+        let wide = alice.windows(&books).up;
+        alice.move_all(&mut books, Way::Up, 5 * FAST, 3, &mut now);
+        alice.move_all(&mut books, Way::Up, pause, 1, &mut now);
+        assert_eq!(alice.windows(&books).up, wide / 2);
     }
 
     #[test]
