@@ -184,7 +184,9 @@ def our_services(checks, lab, authorities, http):
     bob.stop()
     bob = ours(lab, "bob", authorities, tables)
     wait_for("both services", lambda: bob.text().count("an onion service is published") > 1, 90)
-    checks.attempt("started again with its keys, their client reaches it", lambda: eventually(lambda: fetch(carol, address, 80, 1000), 120))
+    reached = eventually(lambda: fetch(carol, address, 80, 1000), 120)
+    said = f"{reached}; the service: {bob.text()[-2000:]}; their client: {carol.text()[-2000:]}"
+    checks.check("started again with its keys, their client reaches it", reached is True, said)
     return address
 
 
