@@ -3,9 +3,9 @@
 //!
 //! A connection that does nothing counts [`IDLE`], and that alone while it leaves. Its windows begin with [`INITIAL_WINDOWS`], have [`BUSY`] with its first request,
 //! and twice as much each time that it moves half of it within two round trips, up to the bound of one connection, while the budget lasts: of what is left
-//! no client has more than is free for others. A window is halved when moving half of it took longer than a second twice, and never two round trips
-//! between: once that may have been a pause. What the client may send is withdrawn only as it sends: until then it counts ([`Promised::owed`]). What waits for it is
-//! known to have gone when the narrower window takes more.
+//! no client has more than is free for others. A window is halved when moving half of it took longer than a second twice, and at no time between
+//! two round trips or less: once, that may have been a pause. What the client may send is withdrawn only as it sends: until then it counts
+//! ([`Promised::owed`]). What waits for it is known to have gone when the narrower window takes more.
 //!
 //! A stream whose target takes nothing holds what was read for it, and what the client may still send: [`STALLED`] of that is counted beside the others,
 //! so that the connection's other streams go on, and twice as much each time that the client says that it is blocked, up to the stream's own window. Without
