@@ -7,7 +7,7 @@ use hoplite_crypto::{ALPN_CHANNEL, ALPN_H2, ALPN_H3, Trust, client_tls};
 use hoplite_overlay::{Error, ErrorKind, Isolation, Overlay, Reason, Stream, Terms};
 use hoplite_quic::{
     ClientConfig, Connection, ConnectionController, ConnectionError, Endpoint, EndpointConfig,
-    crypto::rustls::QuicClientConfig, liveness::Pulse, timer::Timers,
+    Hooks, crypto::rustls::QuicClientConfig, liveness::Pulse, timer::Timers,
 };
 use hoplite_wire::Target;
 use serde::Deserialize;
@@ -248,7 +248,11 @@ impl Dialer {
             client_tls(&self.peer.trust, &[self.peer.quic_protocol()]).map_err(|e| self.bug(e))?;
         let crypto = QuicClientConfig::try_from(tls).map_err(|e| self.bug(e))?;
         let label = format!("hop{}", self.place.hop + 1);
-        let hooks = controller.hooks(&self.config.hooks);
+        let hooks = controller.hooks(&Hooks {
+            // A relay that is hostile, too, may have the stack hold no more than a few windows.
+            window: Some(u64::from(self.config.connection_window)),
+            ..self.config.hooks.clone()
+        });
         let mut config = ClientConfig::new(hooks.client(Arc::new(crypto), &label));
         let mut transport = self.config.transport(self.place.hop, carried);
         controller.configure_transport(&mut transport);

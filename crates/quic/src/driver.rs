@@ -48,7 +48,8 @@ pub use self::{
     endpoint::{Endpoint, Incoming, RetryError},
     socket::{AsyncUdpSocket, UdpSocket},
     streams::{
-        ReadError, ReadExactError, ReadToEndError, RecvStream, SendStream, StoppedError, WriteError,
+        ReadError, ReadExactError, ReadToEndError, Received, RecvStream, SendStream, StoppedError,
+        WriteError,
     },
     windows::{SharedBudget, WhenBlocked, WindowBounds, WindowBudget},
 };

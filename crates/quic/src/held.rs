@@ -173,6 +173,12 @@ impl Held {
         }
     }
 
+    /// How far a stream has come: the end of what has come of it that is farthest, with the gaps before it. `None`: nothing is held of it.
+    pub(crate) fn arrived(&self, id: u64) -> Option<u64> {
+        let streams = self.0.lock();
+        streams.streams.get(&id).map(|stream| stream.highest)
+    }
+
     /// How many bytes are held.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> u64 {
@@ -549,6 +555,21 @@ mod tests {
         assert!(held.take(&mut packet(&[(0, 0, 1)], 0)));
         held.read(0, 40_001);
         assert_eq!(held.bytes(), 0);
+    }
+
+    #[test]
+    fn a_stream_has_come_as_far_as_its_farthest_piece_until_it_ends() {
+        let held = held();
+        assert_eq!(held.arrived(0), None);
+        held.begin_stream(0);
+        assert_eq!(held.arrived(0), Some(0));
+        held.take(&mut packet(&[(0, 0, 1100)], PACKET));
+        held.take(&mut packet(&[(0, 5000, 1)], PACKET));
+        held.take(&mut packet(&[(0, 3000, 1100)], PACKET));
+        held.read(0, 1100);
+        assert_eq!(held.arrived(0), Some(5001), "whatever was read of it");
+        held.end_stream(0);
+        assert_eq!(held.arrived(0), None);
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub use self::connection_controller::ConnectionController;
 use self::crypto_wrapper::{Client, Server};
 pub use self::driver::{
     AsyncUdpSocket, Connecting, Connection, Endpoint, Incoming, ReadError, ReadExactError,
-    ReadToEndError, RecvStream, RetryError, SendDatagramError, SendStream, SharedBudget,
+    ReadToEndError, Received, RecvStream, RetryError, SendDatagramError, SendStream, SharedBudget,
     StoppedError, UdpSocket, WhenBlocked, WindowBounds, WindowBudget, WriteError,
 };
 #[cfg(feature = "without-cipher")]

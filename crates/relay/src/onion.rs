@@ -539,8 +539,6 @@ fn link(config: &Config) -> hoplite_link::Config {
         Congestion::Off => Congestion::Auto,
         chosen => chosen,
     };
-    // As all connections of the port begin.
-    link.hooks.window = Some(INITIAL_WINDOWS.0);
     link
 }
 

@@ -246,6 +246,17 @@ async fn a_relay_that_falls_silent_is_noticed_within_seconds() {
     assert!(noticed < Duration::from_secs(8), "{noticed:?}");
 }
 
+/// Where it is not bounded, nothing is known of it; how it is, `hoplite_quic` tests.
+#[tokio::test(start_paused = true)]
+async fn what_a_relay_may_have_us_hold_in_small_pieces_is_bounded() {
+    let lab = Lab::new();
+    let link = quic(&lab).await;
+    let (mut send, receive) = link.connection().open_bi().await.unwrap();
+    send.write_all(&payload(5000)).await.unwrap();
+    pause(1000).await;
+    assert_eq!(receive.received().bytes(), Some(5000));
+}
+
 /// A relay that does not acknowledge datagrams.
 fn silent_lab() -> Lab {
     let mut lab = Lab::deserted();

@@ -79,7 +79,7 @@ pub(super) struct State {
     window: Option<u64>,
     untold: Untold,
     /// What the stack holds of its streams, where that is bounded.
-    held: Option<Arc<Held>>,
+    pub(super) held: Option<Arc<Held>>,
     /// What had come was thrown away when the connection was closed here.
     pub(super) is_freed: bool,
 }

@@ -18,6 +18,7 @@ use tokio::{
 };
 
 use super::connection::{End, Hold, State};
+use crate::held::Held;
 
 /// Why a stream takes no more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -350,6 +351,23 @@ pub struct RecvStream {
     reset: Option<VarInt>,
 }
 
+/// How much of a stream has come, whoever reads it. For as long as it is held, so is a little of its connection.
+#[derive(Debug)]
+pub struct Received {
+    held: Option<Arc<Held>>,
+    id: StreamId,
+}
+
+impl Received {
+    /// Bytes from its beginning to the farthest that has come, with the gaps between; 0 once it has ended. `None`: on a connection of which that is not known
+    /// ([`Hooks::window`](crate::Hooks::window)).
+    #[must_use]
+    pub fn bytes(&self) -> Option<u64> {
+        let held = self.held.as_ref()?;
+        Some(held.arrived(self.id.into()).unwrap_or_default())
+    }
+}
+
 /// What has arrived of a stream.
 struct Chunks<'a> {
     chunks: quinn_proto::Chunks<'a>,
@@ -395,6 +413,15 @@ impl RecvStream {
     #[must_use]
     pub fn id(&self) -> StreamId {
         self.id
+    }
+
+    /// How much of it comes, for somebody else to ask.
+    #[must_use]
+    pub fn received(&self) -> Received {
+        Received {
+            held: self.hold.inner().state().held.clone(),
+            id: self.id,
+        }
     }
 
     /// `take` takes what has arrived, and says how it went on; whether that was anything is `any`'s to know.
