@@ -6,9 +6,9 @@
 //! C tor does the same with `MaxMemInQueues`; proposal 324 §4.1.3: "MUST close the streams with the oldest chunks".
 //!
 //! What whoever holds a circuit keeps for it counts as well ([`CircuitBacklog`]): at an exit, bytes that wait for targets.
-//! Over TLS and on the way out, cells in our queues are counted. What QUIC keeps cannot be asked for: a stream whose reader has not seen the
-//! end of what came, or whose peer takes nothing more, is counted with its whole window. On the way of a cell nothing is shared: a circuit
-//! keeps a gauge of its own.
+//! Cells in our queues are counted, and over QUIC what has come of a circuit's stream and was not read. What QUIC keeps for the peer cannot be asked
+//! for: a stream that takes nothing more is counted with its whole window, or all that was ever written to it. On the way of a cell nothing is shared: a
+//! circuit keeps a gauge of its own.
 
 use std::{
     cmp::Reverse,
@@ -21,6 +21,7 @@ use std::{
     time::Duration,
 };
 
+use hoplite_quic::Received;
 use hoplite_wire::cell;
 use parking_lot::Mutex;
 
@@ -61,9 +62,11 @@ struct Entered {
 pub(super) struct Gauge {
     /// QUIC: how much of what the peer sends may wait, each way.
     window: u64,
-    /// QUIC: more has come than was read.
-    behind: AtomicBool,
-    /// Bytes read from QUIC and written to it: whether anything moves.
+    /// QUIC: what has come.
+    received: OnceLock<Received>,
+    /// QUIC: bytes that were taken of it and are no cell that was read.
+    pending: AtomicUsize,
+    /// Bytes of whole cells read from QUIC, and bytes written to it: whether anything moves.
     moved: [AtomicU64; 2],
     /// QUIC: bytes that the peer is not sent yet.
     waits: AtomicUsize,
@@ -80,11 +83,12 @@ pub(super) struct Gauge {
 }
 
 impl Gauge {
-    /// Over QUIC, where the reader has an unknown amount before it.
+    /// Over QUIC.
     pub(super) fn quic(window: u32) -> Self {
         Self {
             window: window.into(),
-            behind: AtomicBool::new(true),
+            received: OnceLock::new(),
+            pending: AtomicUsize::new(0),
             moved: [AtomicU64::new(0), AtomicU64::new(0)],
             waits: AtomicUsize::new(0),
             queues: None,
@@ -99,18 +103,20 @@ impl Gauge {
     /// Over TLS.
     pub(super) fn tls(outbox: Watch, inbox: Watch) -> Self {
         Self {
-            behind: AtomicBool::new(false),
             queues: Some([outbox, inbox]),
             ..Self::quic(0)
         }
     }
 
-    pub(super) fn read(&self, cells: u64) {
-        self.moved[0].store(cells.saturating_mul(CELL), Relaxed);
+    /// What comes of its stream.
+    pub(super) fn receives(&self, received: Received) {
+        self.received.get_or_init(|| received);
     }
 
-    pub(super) fn is_behind(&self, behind: bool) {
-        self.behind.store(behind, Relaxed);
+    /// So many bytes of whole cells were read from it by now, and so many more were taken that are still to be.
+    pub(super) fn read(&self, bytes: u64, pending: usize) {
+        self.moved[0].store(bytes, Relaxed);
+        self.pending.store(pending, Relaxed);
     }
 
     pub(super) fn wrote(&self, bytes: u64) {
@@ -131,7 +137,7 @@ impl Gauge {
         self.measure().1
     }
 
-    /// Cells that were read from QUIC, in bytes.
+    /// Bytes of cells that were read from QUIC.
     pub(super) fn has_read(&self) -> u64 {
         self.moved[0].load(Relaxed)
     }
@@ -204,11 +210,29 @@ impl Gauge {
             bytes = bytes.saturating_add(CELL.saturating_mul(waiting as u64));
             moved = moved.saturating_add(CELL.saturating_mul(taken));
         }
-        let waits = self.waits.load(Relaxed);
-        let streams = [self.behind.load(Relaxed), waits > 0];
-        let streams = streams.into_iter().filter(|is_full| *is_full).count();
-        bytes = bytes.saturating_add(self.window.saturating_mul(streams as u64));
-        (bytes.saturating_add(waits as u64), moved)
+        let bytes = bytes.saturating_add(self.unread());
+        (bytes.saturating_add(self.unsent()), moved)
+    }
+
+    /// QUIC: bytes that have come and were not read.
+    fn unread(&self) -> u64 {
+        let Some(received) = self.received.get() else {
+            return 0;
+        };
+        // Of a stream that has ended there is only what was taken.
+        let pending = self.pending.load(Relaxed) as u64;
+        match received.bytes() {
+            Some(bytes) => bytes.saturating_sub(self.has_read()).max(pending),
+            None => self.window,
+        }
+    }
+
+    /// QUIC: bytes that the peer is not sent yet, and those that it has not acknowledged.
+    fn unsent(&self) -> u64 {
+        match self.waits.load(Relaxed) as u64 {
+            0 => 0,
+            waits => waits.saturating_add(self.window.min(self.moved[1].load(Relaxed))),
+        }
     }
 }
 
@@ -343,6 +367,14 @@ mod tests {
 
     const WINDOW: u32 = 1 << 20;
 
+    /// Its peer takes nothing more of a window.
+    fn stalled() -> Arc<Gauge> {
+        let gauge = Gauge::quic(WINDOW);
+        gauge.waits(1);
+        gauge.wrote(u64::from(WINDOW) - 1);
+        Arc::new(gauge)
+    }
+
     fn entered(gauges: &[Arc<Gauge>]) -> Entered {
         Entered {
             circuits: gauges
@@ -359,14 +391,13 @@ mod tests {
 
     #[test]
     fn whoever_has_much_makes_room_before_those_whose_circuits_stand_still() {
-        let circuit = || Arc::new(Gauge::quic(WINDOW));
-        let gauges: Vec<_> = (0..100).map(|_| circuit()).collect();
+        let gauges: Vec<_> = (0..100).map(|_| stalled()).collect();
         // Of eighty the owner is one, by either end; the others are of five and of a relay.
         for (n, gauge) in (0..).zip(&gauges) {
             let origin = |who, is_relay| Origin {
                 who,
                 is_relay,
-                circuit: Handle::new(&circuit()),
+                circuit: Handle::new(&stalled()),
             };
             match n {
                 0..40 => gauge.is_of_guest(1),
@@ -375,7 +406,7 @@ mod tests {
                 _ => gauge.is_for(&origin(2, true)),
             }
         }
-        gauges[..80].iter().for_each(|gauge| gauge.read(1));
+        gauges[..80].iter().for_each(|gauge| gauge.read(1, 0));
         let (most, counts) = (80 * u64::from(WINDOW), Count::default());
         entered(&gauges).relieve(most, &counts);
         let (his, others) = gauges.split_at(80);
@@ -389,13 +420,24 @@ mod tests {
 
     #[test]
     fn where_nobody_has_much_those_that_move_least_end() {
-        let gauges: Vec<_> = (0..100).map(|_| Arc::new(Gauge::quic(WINDOW))).collect();
+        let gauges: Vec<_> = (0..100).map(|_| stalled()).collect();
         for (n, gauge) in (0..).zip(&gauges) {
             gauge.is_of_guest(n / 4);
-            gauge.read(if n < 50 { 1 } else { 0 });
+            gauge.read(if n < 50 { 1 } else { 0 }, 0);
         }
         let counts = Count::default();
         entered(&gauges).relieve(80 * u64::from(WINDOW), &counts);
         assert_eq!((ended(&gauges[..50]), ended(&gauges[50..])), (0, 29));
+    }
+
+    #[test]
+    fn a_stream_that_takes_nothing_counts_with_no_more_than_was_written_to_it() {
+        let gauge = Gauge::quic(WINDOW);
+        gauge.wrote(5140);
+        assert_eq!(gauge.measure(), (0, 5140));
+        gauge.waits(514);
+        assert_eq!(gauge.measure().0, 5654);
+        gauge.wrote(1 << 30);
+        assert_eq!(gauge.measure().0, u64::from(WINDOW) + 514);
     }
 }

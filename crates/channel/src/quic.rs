@@ -33,7 +33,7 @@ use tokio::{
 use self::lanes::{Lanes, LanesIn, LanesOut};
 use super::{
     Circuit, Closed, Config, Counts, Ending, Hold, HoldInner, Rival, Why,
-    budget::Gauge,
+    budget::{CELL, Gauge},
     ewma::{Activity, Scale},
     ids::{Ids, NoId},
     padding::Padding,
@@ -450,6 +450,8 @@ const MAX_IGNORED: usize = 64;
 struct Cells {
     stream: RecvStream,
     reader: Reader,
+    /// Bytes that were taken from the stream.
+    taken: u64,
     flow: Arc<Flow>,
 }
 
@@ -468,9 +470,8 @@ pub(super) struct Inbound {
     id: CircuitId,
     counts: Arc<Counts>,
     gauge: Arc<Gauge>,
-    /// Cells that were read, and whether more had come when the last was.
+    /// Bytes of cells that were read.
     read: u64,
-    behind: bool,
     ended: bool,
 }
 
@@ -487,6 +488,11 @@ enum Read {
 }
 
 impl Cells {
+    /// Bytes of the cells that were read.
+    fn read(&self) -> u64 {
+        self.taken.saturating_sub(self.reader.pending() as u64)
+    }
+
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Read> {
         loop {
             match self.reader.next() {
@@ -497,6 +503,7 @@ impl Cells {
             match ready!(poll_pieces(&mut self.stream, cx)) {
                 Ok(Some(bytes)) => {
                     self.flow.read(bytes.len());
+                    self.taken = self.taken.saturating_add(bytes.len() as u64);
                     self.reader.push(bytes);
                 }
                 Ok(None) => {
@@ -534,6 +541,7 @@ impl First {
             cells: Cells {
                 stream,
                 reader,
+                taken: 0,
                 flow,
             },
             first: None,
@@ -562,6 +570,7 @@ impl First {
         gauge: Arc<Gauge>,
         lanes: Option<Box<LanesIn>>,
     ) -> Inbound {
+        gauge.receives(self.cells.stream.received());
         Inbound {
             cells: self.cells,
             first: self.first,
@@ -570,7 +579,6 @@ impl First {
             counts,
             gauge,
             read: 0,
-            behind: true,
             ended: false,
         }
     }
@@ -584,6 +592,7 @@ fn makes_circuit(command: Command) -> bool {
 impl Inbound {
     pub(crate) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<Cell>> {
         if let Some(first) = self.first.take() {
+            self.note();
             return Poll::Ready(Some(first));
         }
         for _ in 0..MAX_IGNORED {
@@ -594,8 +603,8 @@ impl Inbound {
                 None => self.cells.poll_next(cx),
                 Some(lanes) => lanes.poll_next(&mut self.cells, self.id, cx),
             };
-            self.note(read.is_ready());
             let read = ready!(read);
+            self.note();
             if let Some(cell) = self.judge(read) {
                 return Poll::Ready(Some(cell));
             }
@@ -604,14 +613,14 @@ impl Inbound {
         Poll::Pending
     }
 
-    fn note(&mut self, behind: bool) {
-        if mem::replace(&mut self.behind, behind) != behind {
-            self.gauge.is_behind(behind);
-        }
-        if behind {
-            self.read = self.read.wrapping_add(1);
-            self.gauge.read(self.read);
-        }
+    /// A cell was read.
+    fn note(&mut self) {
+        self.read = match self.lanes {
+            None => self.cells.read(),
+            // Those of the lanes, too.
+            Some(_) => self.read.saturating_add(CELL),
+        };
+        self.gauge.read(self.read, self.cells.reader.pending());
     }
 
     pub(crate) fn buffered(&self) -> usize {

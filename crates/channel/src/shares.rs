@@ -269,7 +269,7 @@ mod tests {
         assert!(shares.take(&circuit(1).0, usize::MAX, now).is_none());
         now += Duration::from_secs(1);
         for (_, gauge) in &hogs[..29] {
-            gauge.read(7);
+            gauge.read(7, 0);
         }
         let (origin, _gauge) = circuit(2);
         let share = shares.take(&origin, usize::MAX, now).unwrap();
@@ -291,7 +291,7 @@ mod tests {
         let _held: Vec<_> = hogs.iter().map(|one| take(one, now)).collect();
         // One in each few stands still.
         for (n, (_, gauge)) in hogs.iter().enumerate() {
-            gauge.read(u64::from(n % LOOKED_AT != 7));
+            gauge.read(u64::from(n % LOOKED_AT != 7), 0);
         }
         let others: Vec<_> = (2..32).map(circuit).collect();
         let mut places = Vec::new();

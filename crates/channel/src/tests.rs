@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use self::harness::{CLIENT, LATENCY, RELAY, World, cell, circuit, ed25519, recv, relay, send};
-use super::{Circuit, Closed, Config, How, Rejected, Why, handshake::Us};
+use super::{Circuit, Closed, Config, How, Rejected, Why, budget::CELL, handshake::Us};
 
 const BOTH: [How; 2] = [How::Quic, How::Tls];
 const CIRCUITS: usize = 100;
@@ -539,6 +539,36 @@ async fn circuits_that_nobody_reads_end_where_they_leave_no_room_for_the_others(
         assert!((9..=11).contains(&ended), "{ended}");
         for _ in 0..ended {
             soon(holders.join_next()).await.unwrap().unwrap();
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_a_circuit_that_is_not_read_what_has_come_counts_and_nothing_else() {
+    for how in BOTH {
+        let world = World::new(Config::default());
+        let (near, far) = world.pair(how).await;
+        let (mut sender, mut reader) = circuit(&near, &far).await;
+        let (_silent, _rests) = circuit(&near, &far).await;
+        let waits = |cells: u64| (world.there.queued(), world.here.queued()) == (cells * CELL, 0);
+        assert!(waits(0), "{how:?}: the cell that made it was read");
+        for n in 0..100 {
+            send(&mut sender, Command::RELAY, n).await;
+        }
+        sleep(Duration::from_secs(1)).await;
+        assert!(waits(100), "{how:?}");
+        for left in (0..100).rev() {
+            recv(&mut reader).await;
+            assert!(waits(left), "{how:?}: {left}");
+        }
+        if how == How::Quic {
+            for n in 0..10 {
+                send(&mut sender, Command::RELAY, n).await;
+            }
+            drop(sender);
+            sleep(Duration::from_secs(1)).await;
+            recv(&mut reader).await;
+            assert!(waits(9), "the stream has ended, and all was taken of it");
         }
     }
 }

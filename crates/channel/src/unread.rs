@@ -174,10 +174,10 @@ mod tests {
     fn whoever_holds_most_makes_room_and_of_his_what_was_read_least_of_late() {
         let readers = Readers::new(10);
         let circuits = circuits(&readers, &[1, 2, 2, 2, 2, 1, 3]);
-        circuits[2].0.read(9);
+        circuits[2].0.read(9, 0);
         let marks = readers.marks();
-        circuits[2].0.read(10);
-        circuits[4].0.read(7);
+        circuits[2].0.read(10, 0);
+        circuits[4].0.read(7, 0);
         let unread: Vec<_> = (0..7).map(stream).collect();
         assert_eq!(readers.end(&unread, &marks, 400, Instant::now()), 2);
         assert_eq!(ended(&circuits), [1, 3]);

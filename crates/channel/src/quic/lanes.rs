@@ -104,6 +104,7 @@ async fn welcome(shared: Arc<Shared>, mut stream: RecvStream) {
     let cells = Cells {
         stream,
         reader: Reader::wide(shared.config.largest_variable),
+        taken: 0,
         flow: Arc::clone(&shared.flow),
     };
     // Where the circuit has ended meanwhile, so does the lane.

@@ -121,7 +121,11 @@ impl World {
         let transport = Arc::new(transport.transport(0, 1472));
         let secrets = Secrets::generate().unwrap();
         let tls = Arc::clone(&self.tls);
-        let config = server_config(tls, transport, &secrets, &Hooks::default()).unwrap();
+        let hooks = Hooks {
+            window: Some(self.config.greeting_window.into()),
+            ..Hooks::default()
+        };
+        let config = server_config(tls, transport, &secrets, &hooks).unwrap();
         let mut endpoint = EndpointConfig::default();
         endpoint.rng_seed(link().seed);
         let endpoint = Endpoint::with_socket(endpoint, Some(config), socket, Timers::Exact);
