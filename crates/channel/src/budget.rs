@@ -7,8 +7,8 @@
 //!
 //! What whoever holds a circuit keeps for it counts as well ([`CircuitBacklog`]): at an exit, bytes that wait for targets.
 //! Cells in our queues are counted, and over QUIC what has come of a circuit's stream and was not read. What QUIC keeps for the peer cannot be asked
-//! for: a stream that takes nothing more is counted with its whole window, or all that was ever written to it. On the way of a cell nothing is shared: a
-//! circuit keeps a gauge of its own.
+//! for: a stream that takes nothing more is counted with its whole window, or all that was ever written to it, and one that takes more not at all, up to the
+//! connection's send window. On the way of a cell nothing is shared: a circuit keeps a gauge of its own.
 
 use std::{
     cmp::Reverse,
@@ -216,15 +216,13 @@ impl Gauge {
 
     /// QUIC: bytes that have come and were not read.
     fn unread(&self) -> u64 {
-        let Some(received) = self.received.get() else {
-            return 0;
-        };
-        // Of a stream that has ended there is only what was taken.
+        let received = self.received.get();
+        let waiting = received.map(|received| {
+            let waiting = received.waiting(self.window);
+            waiting.unwrap_or(self.window)
+        });
         let pending = self.pending.load(Relaxed) as u64;
-        match received.bytes() {
-            Some(bytes) => bytes.saturating_sub(self.has_read()).max(pending),
-            None => self.window,
-        }
+        waiting.unwrap_or_default().saturating_add(pending)
     }
 
     /// QUIC: bytes that the peer is not sent yet, and those that it has not acknowledged.

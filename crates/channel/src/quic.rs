@@ -613,7 +613,7 @@ impl Inbound {
         Poll::Pending
     }
 
-    /// A cell was read.
+    /// A cell was read, or the end.
     fn note(&mut self) {
         self.read = match self.lanes {
             None => self.cells.read(),

@@ -573,6 +573,27 @@ async fn of_a_circuit_that_is_not_read_what_has_come_counts_and_nothing_else() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_a_peer_left_counts_until_it_is_read_also_once_the_peer_is_gone() {
+    let world = World::new(Config::default());
+    let (near, far) = world.pair(How::Quic).await;
+    let (mut sender, mut reader) = circuit(&near, &far).await;
+    for n in 0..100 {
+        send(&mut sender, Command::RELAY, n).await;
+    }
+    sleep(Duration::from_secs(1)).await;
+    near.close();
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.there.queued(), 100 * CELL);
+    for _ in 0..40 {
+        recv(&mut reader).await;
+    }
+    assert_eq!(world.there.queued(), 60 * CELL);
+    drop(reader);
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.there.queued(), 0);
+}
+
 /// Whoever holds the circuits keeps too much for them: what stands still longest ends first, and what moves goes on.
 #[tokio::test(start_paused = true)]
 async fn what_is_kept_for_circuits_counts_as_waiting_in_them() {

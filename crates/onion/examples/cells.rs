@@ -206,10 +206,14 @@ fn listen(party: &Party, us: Us, relay: &Arc<relay::Relay>) -> SocketAddr {
     let transport = config
         .greeting(&hoplite_link::Config::default())
         .transport(0, 1472);
+    let hooks = Hooks {
+        window: Some(config.greeting_window.into()),
+        ..Hooks::default()
+    };
     let (relay, serving) = (Arc::clone(relay), tls.clone());
     party.handle.spawn(async move {
         let secrets = Secrets::generate().expect("randomness");
-        let shard = shard.activate(tls, Arc::new(transport), &secrets, &Hooks::default());
+        let shard = shard.activate(tls, Arc::new(transport), &secrets, &hooks);
         accept(shard.expect("a shard"), channels, relay, serving).await;
     });
     address

@@ -21,6 +21,7 @@
 use std::{
     cell::Cell,
     collections::{BTreeMap, VecDeque},
+    mem,
     sync::Arc,
 };
 
@@ -121,11 +122,16 @@ impl Held {
         self.0.lock().is_established = true;
     }
 
-    /// The connection has ended: the stack takes no more.
+    /// The connection has ended: the stack takes no more. What has come of streams that somebody has he may still read.
     pub(crate) fn end(&self) {
         let mut streams = self.0.lock();
+        let mut left = mem::take(&mut streams.streams);
+        for stream in left.values_mut() {
+            stream.pieces = VecDeque::new();
+        }
         *streams = Streams {
             has_ended: true,
+            streams: left,
             ..Streams::new(streams.window)
         };
     }
@@ -173,10 +179,18 @@ impl Held {
         }
     }
 
-    /// How far a stream has come: the end of what has come of it that is farthest, with the gaps before it. `None`: nothing is held of it.
-    pub(crate) fn arrived(&self, id: u64) -> Option<u64> {
+    /// What is held of a stream, of which `window` bytes may come ahead of who reads: what has come and was not read, with the gaps between, or where that
+    /// is more, pieces that count with their packets, as if each were alone in its own.
+    pub(crate) fn waiting(&self, id: u64, window: u64) -> u64 {
         let streams = self.0.lock();
-        streams.streams.get(&id).map(|stream| stream.highest)
+        let Some(stream) = streams.streams.get(&id) else {
+            return 0;
+        };
+        // The stack has not looked at it yet, and may refuse what goes beyond.
+        let ahead = stream.highest.saturating_sub(stream.read).min(window);
+        let packet = |piece: &Piece| streams.packets.kept[piece.packet].0;
+        let pieces = stream.pieces.iter();
+        ahead.max(pieces.map(|piece| piece.bytes + packet(piece)).sum())
     }
 
     /// How many bytes are held.
@@ -558,18 +572,28 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_has_come_as_far_as_its_farthest_piece_until_it_ends() {
+    fn of_a_stream_waits_what_was_not_read_or_what_its_pieces_hold_until_it_ends() {
         let held = held();
-        assert_eq!(held.arrived(0), None);
+        let waiting = |id| held.waiting(id, 10_000);
         held.begin_stream(0);
-        assert_eq!(held.arrived(0), Some(0));
+        assert_eq!((waiting(0), waiting(4)), (0, 0));
         held.take(&mut packet(&[(0, 0, 1100)], PACKET));
         held.take(&mut packet(&[(0, 5000, 1)], PACKET));
         held.take(&mut packet(&[(0, 3000, 1100)], PACKET));
+        assert_eq!(waiting(0), 5001, "up to the farthest");
         held.read(0, 1100);
-        assert_eq!(held.arrived(0), Some(5001), "whatever was read of it");
+        assert_eq!(waiting(0), 3901);
+        for n in 0..10 {
+            held.take(&mut packet(&[(4, n, 1)], PACKET));
+        }
+        assert!((12_000..14_000).contains(&waiting(4)), "ten packets");
+        held.take(&mut packet(&[(8, (1 << 62) - 2000, 1100)], PACKET));
+        assert_eq!(waiting(8), 10_000, "the stack does not take that");
+        held.end();
+        held.read(0, 1000);
+        assert_eq!((waiting(0), waiting(4)), (2901, 10));
         held.end_stream(0);
-        assert_eq!(held.arrived(0), None);
+        assert_eq!(waiting(0), 0);
     }
 
     #[test]

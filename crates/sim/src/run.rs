@@ -467,7 +467,11 @@ impl Ground {
         let channel = channel::Config::default();
         let transport = Arc::new(channel.greeting(&link).transport(0, 1472));
         let secrets = Secrets::generate()?;
-        let quic = server_config(Arc::clone(&tls), transport, &secrets, &Hooks::default())?;
+        let hooks = Hooks {
+            window: Some(channel.greeting_window.into()),
+            ..Hooks::default()
+        };
+        let quic = server_config(Arc::clone(&tls), transport, &secrets, &hooks)?;
         Ok(Self {
             link,
             channel,

@@ -203,6 +203,7 @@ fn relay(
     let transport = bounds.greeting(&hoplite_link::Config::default());
     let hooks = Hooks {
         watch: Some(Arc::new(spy.clone())),
+        window: Some(bounds.greeting_window.into()),
         ..Hooks::default()
     };
     let secrets = Secrets::generate().expect("random");

@@ -351,7 +351,7 @@ pub struct RecvStream {
     reset: Option<VarInt>,
 }
 
-/// How much of a stream has come, whoever reads it. For as long as it is held, so is a little of its connection.
+/// What has come of a stream and waits for whoever reads it. For as long as it is held, so is a little of its connection.
 #[derive(Debug)]
 pub struct Received {
     held: Option<Arc<Held>>,
@@ -359,12 +359,13 @@ pub struct Received {
 }
 
 impl Received {
-    /// Bytes from its beginning to the farthest that has come, with the gaps between; 0 once it has ended. `None`: on a connection of which that is not known
+    /// Bytes from what was read to the farthest that has come, with the gaps between, where the peer may send `window` of them; more where small pieces of it
+    /// keep the packets that they came in. 0 once all was read. `None`: on a connection of which that is not known
     /// ([`Hooks::window`](crate::Hooks::window)).
     #[must_use]
-    pub fn bytes(&self) -> Option<u64> {
+    pub fn waiting(&self, window: u64) -> Option<u64> {
         let held = self.held.as_ref()?;
-        Some(held.arrived(self.id.into()).unwrap_or_default())
+        Some(held.waiting(self.id.into(), window))
     }
 }
 
@@ -415,7 +416,7 @@ impl RecvStream {
         self.id
     }
 
-    /// How much of it comes, for somebody else to ask.
+    /// What has come of it, for somebody else to ask.
     #[must_use]
     pub fn received(&self) -> Received {
         Received {
