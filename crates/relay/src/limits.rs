@@ -33,7 +33,7 @@ mod unvalidated;
 
 pub(crate) use bucket::Bucket;
 use memory::Memory;
-pub(crate) use memory::{Account, INITIAL_WINDOWS, InHand, MemoryReservation, Transport};
+pub(crate) use memory::{Account, INITIAL_WINDOWS, InHand, MemoryReservation, Stalled, Transport};
 use places::Places;
 pub(crate) use places::{Busy, Place};
 use unvalidated::HandshakeBounds;

@@ -1,6 +1,6 @@
 //! Servers that behave, and some that do not: on loopback, and [`at`] the far end of any overlay. They live as long as the runtime.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use hoplite_overlay::{Stream, conformance::Far};
 use hoplite_wire::Target;
@@ -121,16 +121,38 @@ pub async fn udp_echo() -> SocketAddr {
 
 /// Takes connections and reads nothing; little fits into its sockets.
 pub async fn tcp_that_never_reads() -> SocketAddr {
+    buffering(4096, |stream| async move {
+        std::future::pending::<()>().await;
+        drop(stream);
+    })
+    .await
+}
+
+/// A TCP target that takes 16 KiB of each connection every 40 ms, 3 Mbit/s.
+pub async fn tcp_that_reads_slowly() -> SocketAddr {
+    buffering(64 << 10, |mut stream| async move {
+        let mut part = vec![0; 16 << 10];
+        while let Ok(1..) = stream.read(&mut part).await {
+            tokio::time::sleep(Duration::from_millis(40)).await;
+        }
+    })
+    .await
+}
+
+/// A TCP target for whose connections about so many bytes wait in the system.
+async fn buffering<F>(bytes: u32, serve: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
-    socket.set_recv_buffer_size(4096).expect("set");
+    socket.set_recv_buffer_size(bytes).expect("set");
     let address = "127.0.0.1:0".parse().expect("an address");
     socket.bind(address).expect("bound");
     let listener = socket.listen(1024).expect("listening");
     let address = listener.local_addr().expect("bound");
     tokio::spawn(async move {
-        let mut held = Vec::new();
         while let Ok((stream, _)) = listener.accept().await {
-            held.push(stream);
+            tokio::spawn(serve(stream));
         }
     });
     address

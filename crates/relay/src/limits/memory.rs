@@ -9,7 +9,8 @@
 //!
 //! A stream whose target takes nothing holds what was read for it, and what the client may still send: [`STALLED`] of that is counted beside the others,
 //! so that the connection's other streams go on, and twice as much each time that the client says that it is blocked, up to the stream's own window. Without
-//! room for that they wait with it.
+//! room for that they wait with it. It keeps that for [`REST`] after it stalled last: to withdraw a window and to give it again lets the client send as much
+//! more each time, and a slow target stalls again and again.
 //!
 //! Where too little is left, the client that has most makes room, if that is more than twice what the one that asks would have: what rests for longest of its
 //! connections is closed, the widest first, and of those that move the widest is narrowed; one that has much and has hardly less [`STUBBORN`] after that is
@@ -116,13 +117,16 @@ pub(crate) struct InHand<'a> {
     bytes: u64,
 }
 
-/// A stream whose target takes nothing.
+/// A stream whose target takes nothing, or took nothing of late. Dropping it withdraws what it may hold.
 pub(crate) struct Stalled<'a> {
     account: &'a Account,
-    bytes: u64,
+    /// What was read for it and waits, counted apart from what is in hand.
+    stuck: u64,
     /// What it may hold beside the connection's window, and how often the client had been blocked when it got that.
     window: u64,
     blocked: u64,
+    /// When it took nothing last.
+    last: Instant,
 }
 
 /// Bytes that a tunnel may hold beside the windows.
@@ -874,41 +878,55 @@ fn add(count: &AtomicU64, bytes: usize) -> u64 {
     count.fetch_add(bytes, Relaxed) + bytes
 }
 
-impl InHand<'_> {
+impl<'a> InHand<'a> {
     /// The target takes nothing: what is in hand and what the stream may still bring is counted beside the rest, if there is room.
-    pub(crate) fn stall(&mut self) -> Option<Stalled<'_>> {
-        let (account, bytes) = (self.account, self.bytes);
-        let window = account.stream_window.min(STALLED);
-        let blocked = account.blocked();
-        let mut done = false;
-        account.change(|books, id, now| done = books.stall(id, (window, bytes), now));
-        if !done {
-            return None;
-        }
-        account.hand_less(bytes);
-        Some(Stalled {
+    pub(crate) fn stall(&mut self) -> Option<Stalled<'a>> {
+        let account = self.account;
+        let mut stalled = Stalled {
             account,
-            bytes,
-            window,
-            blocked,
-        })
+            stuck: 0,
+            window: 0,
+            blocked: account.blocked(),
+            last: Instant::now(),
+        };
+        let window = account.stream_window.min(STALLED);
+        stalled.hold(window, self).then_some(stalled)
     }
 }
 
 impl Stalled<'_> {
+    /// Whether there is room for so much more that the stream may hold, and for what is in hand, which then counts with it.
+    fn hold(&mut self, more: u64, hand: &mut InHand<'_>) -> bool {
+        let (account, bytes) = (self.account, hand.bytes);
+        let mut done = false;
+        account.change(|books, id, now| done = books.stall(id, (more, bytes), now));
+        if done {
+            account.hand_less(std::mem::take(&mut hand.bytes));
+            self.stuck += bytes;
+            self.window += more;
+        }
+        done
+    }
+
+    /// The target takes nothing again, of what is in hand. Whether that counts apart now.
+    pub(crate) fn again(&mut self, hand: &mut InHand<'_>) -> bool {
+        self.last = Instant::now();
+        hand.bytes == 0 || self.hold(0, hand)
+    }
+
     /// The stream has taken all that was meant for others if the client is blocked again: it may hold twice as much, if there is room. Whether it may now.
     pub(crate) fn follow(&mut self) -> bool {
         let account = self.account;
-        let before = std::mem::replace(&mut self.blocked, account.blocked());
+        let blocked = account.blocked();
         let wider = account.stream_window.min(self.window.saturating_mul(2));
         let more = wider - self.window;
-        if before == self.blocked || more == 0 {
+        if blocked == self.blocked || more == 0 {
             return false;
         }
         let mut done = false;
         account.change(|books, id, now| done = books.stall(id, (more, 0), now));
         if done {
-            self.window = wider;
+            (self.window, self.blocked) = (wider, blocked);
         }
         done
     }
@@ -916,6 +934,21 @@ impl Stalled<'_> {
     /// Whether it may hold all that the client may send on it.
     pub(crate) fn is_whole(&self) -> bool {
         self.window >= self.account.stream_window
+    }
+
+    /// The target has taken what waited.
+    pub(crate) fn go_on(&mut self) {
+        let stuck = std::mem::take(&mut self.stuck);
+        if stuck > 0 {
+            self.last = Instant::now();
+            self.account
+                .change(|books, id, now| books.resume(id, (0, stuck), now));
+        }
+    }
+
+    /// When it has taken all it got for long enough.
+    pub(crate) fn over(&self) -> Instant {
+        self.last + REST
     }
 }
 
@@ -948,9 +981,9 @@ impl Drop for InHand<'_> {
 
 impl Drop for Stalled<'_> {
     fn drop(&mut self) {
-        let (account, bytes, window) = (self.account, self.bytes, self.window);
-        account.tally.in_hand.fetch_add(bytes, Relaxed);
-        account.change(|books, id, now| books.resume(id, (window, bytes), now));
+        let (stuck, window) = (self.stuck, self.window);
+        self.account
+            .change(|books, id, now| books.resume(id, (window, stuck), now));
     }
 }
 

@@ -22,12 +22,12 @@ use tokio::{
         TcpStream,
         tcp::{ReadHalf, WriteHalf},
     },
-    time::timeout,
+    time::{Instant, timeout, timeout_at},
 };
 
 use super::client_stream::{Broken, Incoming, Outgoing};
 use crate::{
-    limits::{Account, InHand, Pace},
+    limits::{Account, InHand, Pace, Stalled},
     metrics::Metrics,
 };
 
@@ -125,15 +125,19 @@ async fn up(
     passed: &AtomicU64,
 ) -> Result<(), End> {
     let mut chunks = Vec::new();
+    let mut stalled: Option<Stalled<'_>> = None;
     loop {
         let room = terms.account.room().await;
-        let more = poll_fn(|cx| gather(from, &mut chunks, room, cx)).await;
+        let more = poll_fn(|cx| gather(from, &mut chunks, room, cx));
+        let Some(more) = unless_over(&mut stalled, more).await else {
+            continue;
+        };
         let bytes: usize = chunks.iter().map(Bytes::len).sum();
         if bytes > 0 {
             passed.fetch_add(1, Ordering::Relaxed);
             terms.account.read(bytes);
             let written = write_all(&mut target, &mut chunks);
-            written_in_time(written, terms.account.hand(bytes))
+            written_in_time(written, terms.account.hand(bytes), &mut stalled)
                 .await
                 .map_err(|_| End::Target)?;
             terms.metrics.bytes_to_target.tcp.inc_by(bytes as u64);
@@ -148,32 +152,55 @@ async fn up(
     }
 }
 
-/// Waits for a write. While the target takes nothing, what it holds up is counted beside the rest, so that other streams go on.
-async fn written_in_time(
+/// Waits for more of what the client sends, and withdraws meanwhile what was given for a stream that stalls, when it has stalled last for long enough.
+async fn unless_over<T>(
+    stalled: &mut Option<Stalled<'_>>,
+    more: impl Future<Output = T>,
+) -> Option<T> {
+    let more = match stalled.as_ref().map(Stalled::over) {
+        None => Some(more.await),
+        Some(over) if over <= Instant::now() => None,
+        Some(over) => timeout_at(over, more).await.ok(),
+    };
+    if more.is_none() {
+        *stalled = None;
+    }
+    more
+}
+
+/// Waits for a write. While the target takes nothing, what it holds up is counted beside the rest, so that other streams go on. What was given for that
+/// stays in `stalled` when the write is over.
+async fn written_in_time<'a>(
     written: impl Future<Output = io::Result<()>>,
-    mut hand: InHand<'_>,
+    mut hand: InHand<'a>,
+    stalled: &mut Option<Stalled<'a>>,
 ) -> io::Result<()> {
     let mut written = pin!(written);
-    let mut stalled = loop {
-        if let Ok(done) = timeout(STALL, &mut written).await {
-            return done;
-        }
-        if let Some(stalled) = hand.stall() {
-            break stalled;
-        }
-    };
     let mut wait = STALL;
-    while !stalled.is_whole() {
+    let done = loop {
         if let Ok(done) = timeout(wait, &mut written).await {
-            return done;
+            break done;
         }
-        wait = if stalled.follow() {
-            STALL
-        } else {
-            LONGEST_WAIT.min(2 * wait)
+        wait = match stalled {
+            None => {
+                *stalled = hand.stall();
+                STALL
+            }
+            Some(one) => {
+                if !one.again(&mut hand) || one.follow() {
+                    STALL
+                } else if one.is_whole() {
+                    break written.await;
+                } else {
+                    LONGEST_WAIT.min(2 * wait)
+                }
+            }
         };
+    };
+    if let Some(one) = stalled {
+        one.go_on();
     }
-    written.await
+    done
 }
 
 async fn shut(target: &mut WriteHalf<'_>) -> Result<(), End> {

@@ -1,6 +1,6 @@
 //! What clients' connections and streams hold of a relay's memory: a budget for all, however many there are and whatever they stuff in that nobody reads.
 
-use std::net::Ipv4Addr;
+use std::{net::Ipv4Addr, time::Duration};
 
 use bytes::Bytes;
 use hoplite_crypto::ALPN_H2;
@@ -138,6 +138,25 @@ async fn a_tunnel_whose_target_reads_nothing_keeps_no_other_of_its_connection_wa
     echo(&client, 2 << 20).await;
     until_metric(&relay, "memory_promised_bytes", |bytes| bytes > 4e6).await;
     echo(&client, 2 << 20).await;
+}
+
+#[tokio::test]
+async fn nor_does_one_whose_target_takes_little() {
+    let relay = relay(|_| {});
+    let target = targets::tcp_that_reads_slowly().await;
+    let client = connect(&relay).await;
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        let (exchange, answer) = client.ask(tcp(target)).await;
+        assert_eq!(answer.status, 200);
+        let (sender, receiver) = exchange.split();
+        tokio::spawn(stuff(sender));
+        held.push(receiver);
+    }
+    for _ in 0..12 {
+        echo(&client, 2 << 20).await;
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
 }
 
 /// Of both transports, from many addresses, and more than the budget has room for.

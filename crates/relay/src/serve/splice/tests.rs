@@ -9,7 +9,11 @@ use tokio::{
 };
 
 use super::*;
-use crate::{config::Limits, limits::Quotas, serve::client_stream};
+use crate::{
+    config::Limits,
+    limits::{Quotas, Transport},
+    serve::client_stream,
+};
 
 /// RFC 9113 §8.5.
 const CONNECT_ERROR: u32 = 0xa;
@@ -154,4 +158,84 @@ async fn a_target_that_does_not_read_stops_the_client() {
     timeout(Duration::from_millis(300), flood)
         .await
         .expect_err("stopped");
+}
+
+/// A QUIC connection's windows. To make one wider lets its client send as much more, also where it was made narrower before.
+#[derive(Clone, Default)]
+struct Credit(Arc<[AtomicU64; 3]>);
+
+impl Credit {
+    /// How many bytes the client was allowed beyond what was read.
+    fn given(&self) -> u64 {
+        self.0[0].load(Ordering::Relaxed)
+    }
+
+    /// What the client may send ahead.
+    fn window(&self) -> u64 {
+        self.0[1].load(Ordering::Relaxed)
+    }
+
+    /// The client says that it may send nothing more.
+    fn blocks(&self) {
+        self.0[2].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Transport for Credit {
+    fn set_receive(&self, bytes: u64) {
+        let before = self.0[1].swap(bytes, Ordering::Relaxed);
+        self.0[0].fetch_add(bytes.saturating_sub(before), Ordering::Relaxed);
+    }
+
+    fn set_send(&self, _: u64) {}
+
+    fn path(&self) -> (Duration, u64) {
+        (Duration::from_millis(20), u64::MAX)
+    }
+
+    fn blocked(&self) -> u64 {
+        self.0[2].load(Ordering::Relaxed)
+    }
+}
+
+/// What a client was allowed for a stream whose target takes each batch in so long, a hundred times; and what it may send ahead more than before, then and
+/// after two seconds without anything.
+async fn allowed_for_a_slow_target(batch: Duration, is_blocked: bool) -> [u64; 3] {
+    let quotas = Quotas::new(Limits::default(), crate::config::Ip::default(), 1);
+    let account = quotas.account(quotas.by_token(0)).expect("room");
+    let client = Credit::default();
+    account.attach(client.clone());
+    account.begin();
+    let (given, window) = (client.given(), client.window());
+    let mut stalled = None;
+    for _ in 0..100 {
+        let more = unless_over(&mut stalled, async {}).await;
+        more.expect("it stalls again and again");
+        let written = async {
+            tokio::time::sleep(batch).await;
+            Ok(())
+        };
+        if is_blocked {
+            client.blocks();
+        }
+        let hand = account.hand(CHUNK_BYTES);
+        let done = written_in_time(written, hand, &mut stalled).await;
+        done.expect("taken");
+    }
+    let given = client.given() - given;
+    let more = client.window() - window;
+    let nothing = unless_over(&mut stalled, pending::<()>()).await;
+    assert!(nothing.is_none() && stalled.is_none());
+    [given, more, client.window() - window]
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_target_has_its_client_allowed_no_more_each_time_that_it_stalls() {
+    let most = u64::from(Limits::default().stream_window);
+    for batch in [300, 3000].map(Duration::from_millis) {
+        let allowed = allowed_for_a_slow_target(batch, false).await;
+        assert_eq!(allowed, [1 << 20, 1 << 20, 0]);
+        let allowed = allowed_for_a_slow_target(batch, true).await;
+        assert_eq!(allowed, [most, most, 0]);
+    }
 }
