@@ -43,10 +43,6 @@ pub enum DataSender {
 
 /// The receiving direction.
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "the largest is the usual one, and a tunnel is not worth an allocation"
-)]
 pub enum DataReceiver {
     /// A TLS connection.
     H1(h1::DataReceiver),

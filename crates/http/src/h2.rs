@@ -12,6 +12,7 @@ mod exchange;
 mod flow;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::{
     fmt, io,
@@ -31,7 +32,10 @@ use tokio::{
     sync::{Mutex, Semaphore, mpsc, watch},
 };
 
-use self::driver::{CountReads, Ended, Stop};
+use self::{
+    driver::{CountReads, Ended, Stop},
+    window::StreamWindow,
+};
 pub use self::{
     exchange::{DataReceiver, DataSender, Exchange, H2Stream},
     flow::Flow,
@@ -47,8 +51,10 @@ const BACKLOG: usize = 64;
 /// Windows, limits and times of one connection.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// What the peer may send on one stream before we have read, in bytes.
+    /// What the peer may send on one stream before we have read, in bytes, at first.
     pub stream_window: u32,
+    /// The same at most at a client, where one stream moves as much. Up to `stream_window`: it stays as it is.
+    pub widest_stream_window: u32,
     /// What the peer may send on all streams before we have read, in bytes: bounds what a connection can hold here.
     pub connection_window: u32,
     /// What waits on one stream for the peer, in bytes; then writers wait, and datagrams are dropped.
@@ -69,6 +75,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             stream_window: 1 << 20,
+            widest_stream_window: 4 << 20,
             connection_window: 256 << 20,
             send_buffer: 256 << 10,
             max_streams: 10_000,
@@ -159,6 +166,8 @@ struct Inner {
     role: Role,
     stop: watch::Sender<Stop>,
     window: watch::Sender<u32>,
+    /// Of a client.
+    stream_window: Arc<StreamWindow>,
     ended: Ended,
     /// The server takes no more requests, while flows go on.
     refusing: AtomicBool,
@@ -232,6 +241,7 @@ impl Session {
     fn new(role: Role, config: &Config, reads: driver::ReadCount) -> (Self, driver::Driver) {
         let (stop, stopped) = watch::channel(Stop::No);
         let (window, windows) = watch::channel(config.connection_window);
+        let stream_window = StreamWindow::new(config.stream_window, config.widest_stream_window);
         let (ended_in, ended) = watch::channel(None);
         let abandoned = Arc::new(Semaphore::new(0));
         let inner = Inner {
@@ -239,6 +249,7 @@ impl Session {
             abandoned: Arc::clone(&abandoned),
             stop,
             window,
+            stream_window: Arc::clone(&stream_window),
             ended,
             refusing: AtomicBool::new(false),
             max_payload: config.max_payload,
@@ -249,6 +260,7 @@ impl Session {
             abandoned,
             stopped,
             windows,
+            stream_window,
             ended: ended_in,
         };
         (Self(Arc::new(inner)), driver)
@@ -276,7 +288,8 @@ impl Session {
         }
         let sent = requests.send_request(request, false);
         let (response, send) = sent.map_err(|error| self.why(error))?;
-        Ok(Exchange::asked(response, send, self.0.max_payload))
+        let window = Arc::clone(&self.0.stream_window);
+        Ok(Exchange::asked(response, send, window, self.0.max_payload))
     }
 
     /// The next request; `None` when the connection has ended.

@@ -3,7 +3,10 @@
 
 use std::{fmt, time::Duration};
 
-use hoplite_http::h3::Share;
+use hoplite_http::{
+    h2,
+    h3::{self, Share},
+};
 use hoplite_link::Pad;
 use hoplite_wire::{
     forwarding::Transform,
@@ -61,7 +64,7 @@ pub struct Config {
     /// Bytes of datagrams kept for a flow whose reader is slow; more are dropped, the newest first.
     pub datagram_queue: usize,
     /// Bytes of one TCP flow that a relay may send ahead of the program that reads it, at most, and 64 KiB at least. QUIC has more than 1.25 MB only where
-    /// as much moves.
+    /// as much moves, HTTP/2 more than 1 MiB.
     pub stream_window: u32,
     /// Bytes by which the windows of all connections to relays may be wider than at first; beyond it they stay as they are.
     pub window_memory: u64,
@@ -149,6 +152,22 @@ impl Config {
             link.widest_window = Some(WIDEST_WINDOW);
         }
         link
+    }
+
+    /// How HTTP is spoken to a relay over QUIC, and over TCP, where nothing waits to share packets, for there are none to see.
+    pub(crate) fn http(&self) -> (h3::Config, h2::Config) {
+        let h3 = h3::Config {
+            share: self.share,
+            ..h3::Config::default()
+        };
+        let first = h2::Config::default();
+        let widest = self.stream_window.max(LEAST_STREAM_WINDOW);
+        let h2 = h2::Config {
+            stream_window: first.stream_window.min(widest),
+            widest_stream_window: widest,
+            ..first
+        };
+        (h3, h2)
     }
 }
 

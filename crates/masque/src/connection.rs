@@ -12,9 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_http::{
-    DatagramSink, Exchange, Flow, HttpError, HttpVersion, Session, accepted, h2, h3,
-};
+use hoplite_http::{DatagramSink, Exchange, Flow, HttpError, HttpVersion, Session, accepted, h3};
 use hoplite_link::{Link, QuicLink};
 use hoplite_overlay::{Error, ErrorKind, Reason, Stream};
 use hoplite_quic::ConnectionError;
@@ -26,6 +24,7 @@ use tokio::{sync::Notify, time::Instant};
 use zeroize::Zeroizing;
 
 use crate::{
+    Config,
     forward::{Forwarder, Negotiation},
     hop::{TokenSource, answered},
     inbox::Inbox,
@@ -85,27 +84,24 @@ pub(crate) struct Opened {
 pub(crate) struct Lease(Arc<Connection>);
 
 impl Connection {
-    /// Begins to speak HTTP on `link`; over TCP nothing waits to share packets, for there are none to see.
+    /// Begins to speak HTTP on `link`.
     pub(crate) async fn start(
         link: Link,
         token: Option<Shown>,
         told: Option<Arc<Told>>,
-        share: h3::Share,
+        config: &Config,
     ) -> Result<Arc<Self>, Error> {
+        let (h3, h2) = config.http();
         let (session, link) = match link {
             Link::Quic(link) => {
                 let config = h3::Config {
                     controller: Some(link.controller().clone()),
-                    share,
-                    ..h3::Config::default()
+                    ..h3
                 };
                 let session = Session::quic_client(link.connection().clone(), &config);
                 (session, Some(link))
             }
-            Link::Tls(link) => {
-                let config = h2::Config::default();
-                (Session::tls_client(link.into_inner(), &config).await?, None)
-            }
+            Link::Tls(link) => (Session::tls_client(link.into_inner(), &h2).await?, None),
         };
         Ok(Arc::new(Self {
             session,

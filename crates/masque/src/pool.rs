@@ -317,7 +317,7 @@ async fn dial(pool: Arc<Pool>, token: Isolation) -> Result<Arc<Connection>, Erro
     let link = pool.dialer.race(&terms).await?;
     // Only now: what cannot be reached costs no token.
     let (token_shown, told) = (pool.token().await?, pool.told.clone());
-    let connection = Connection::start(link, token_shown, told, pool.config.share).await?;
+    let connection = Connection::start(link, token_shown, told, &pool.config).await?;
     pool.keep(&token, &connection);
     follow(&Arc::downgrade(&pool), &token, connection.clone());
     Ok(connection)
@@ -411,7 +411,7 @@ async fn back_to_quic(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<Con
             continue;
         };
         let (link, told) = (Link::Quic(link), strong.told.clone());
-        let Ok(quic) = Connection::start(link, fresh, told, strong.config.share).await else {
+        let Ok(quic) = Connection::start(link, fresh, told, &strong.config).await else {
             continue;
         };
         debug!("hop is back on QUIC");
@@ -437,7 +437,7 @@ async fn away_from_quic(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<C
             && let Ok(fresh) = strong.token().await
         {
             let (link, told) = (Link::Tls(Box::new(link)), strong.told.clone());
-            if let Ok(over_tcp) = Connection::start(link, fresh, told, strong.config.share).await {
+            if let Ok(over_tcp) = Connection::start(link, fresh, told, &strong.config).await {
                 debug!(tries, "QUIC loses much, and the hop goes over TCP");
                 strong.keep(token, &over_tcp);
                 follow(pool, token, over_tcp);

@@ -51,7 +51,7 @@ pub use self::{
         ReadError, ReadExactError, ReadToEndError, Received, RecvStream, SendStream, StoppedError,
         WriteError,
     },
-    windows::{SharedBudget, WhenBlocked, WindowBounds, WindowBudget},
+    windows::{Lately, SharedBudget, WhenBlocked, WindowBounds, WindowBudget},
 };
 use crate::{
     coalesce::{MOST_BYTES, MOST_SEGMENTS},

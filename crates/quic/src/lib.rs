@@ -34,7 +34,7 @@ pub use self::ack_controller::{AckController, Arrivals, Bounds};
 pub use self::connection_controller::ConnectionController;
 use self::crypto_wrapper::{Client, Server};
 pub use self::driver::{
-    AsyncUdpSocket, Connecting, Connection, Endpoint, Incoming, ReadError, ReadExactError,
+    AsyncUdpSocket, Connecting, Connection, Endpoint, Incoming, Lately, ReadError, ReadExactError,
     ReadToEndError, Received, RecvStream, RetryError, SendDatagramError, SendStream, SharedBudget,
     StoppedError, UdpSocket, WhenBlocked, WindowBounds, WindowBudget, WriteError,
 };

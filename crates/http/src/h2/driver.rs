@@ -18,10 +18,10 @@ use bytes::Bytes;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::{Semaphore, mpsc, watch},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
-use super::{Config, Exchange, H2Error, Incoming, exchange::read_request};
+use super::{Config, Exchange, H2Error, Incoming, exchange::read_request, window::StreamWindow};
 
 /// How long the last frames of a connection may take to leave.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -45,6 +45,7 @@ pub(super) struct Driver {
     pub(super) abandoned: Arc<Semaphore>,
     pub(super) stopped: watch::Receiver<Stop>,
     pub(super) windows: watch::Receiver<u32>,
+    pub(super) stream_window: Arc<StreamWindow>,
     pub(super) ended: watch::Sender<Option<H2Error>>,
 }
 
@@ -57,11 +58,21 @@ impl Driver {
         T: AsyncRead + AsyncWrite + Unpin,
     {
         let ping = connection.ping_pong();
-        let reason = tokio::select! {
-            ended = connection => why(ended),
-            () = self.silence(ping, Some(&settled)) => H2Error::Dead,
-            () = self.asked_to(Stop::Close) => H2Error::Closed,
+        let reason = {
+            let mut silence = pin!(self.silence(ping, Some(&settled)));
+            let mut close = pin!(self.asked_to(Stop::Close));
+            loop {
+                tokio::select! {
+                    ended = &mut connection => break why(ended),
+                    () = &mut silence => break H2Error::Dead,
+                    () = &mut close => break H2Error::Closed,
+                    () = self.stream_window.too_narrow() => {
+                        self.stream_window.widen(|to| connection.set_initial_window_size(to));
+                    }
+                }
+            }
         };
+        drop(connection);
         self.ended.send_replace(Some(reason));
     }
 
@@ -185,11 +196,15 @@ impl Driver {
 
     /// Whether the peer answers, or says anything else again and again until it does.
     async fn answers(&self, ping: &mut PingPong) -> bool {
+        let asked = Instant::now();
         let mut pong = pin!(ping.ping(Ping::opaque()));
         loop {
             let before = self.reads.now();
             match timeout(self.config.ping_patience, &mut pong).await {
-                Ok(Ok(_)) => return true,
+                Ok(Ok(_)) => {
+                    self.stream_window.answered(asked.elapsed());
+                    return true;
+                }
                 // The connection has failed and will say why.
                 Ok(Err(_)) => return pending().await,
                 Err(_) if self.reads.now() == before => return false,

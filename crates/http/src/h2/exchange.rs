@@ -23,13 +23,18 @@ use http::{
 };
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 
-use super::{Flow, H2Error};
+use super::{
+    Flow, H2Error,
+    window::{Moved, StreamWindow},
+};
 use crate::{DatagramSink, accepted};
 
 /// A request and its answer.
 pub struct Exchange {
     state: State,
     recv: Option<RecvStream>,
+    /// What may be received ahead, where it grows: at a client.
+    window: Option<Arc<StreamWindow>>,
     max_payload: usize,
 }
 
@@ -48,11 +53,13 @@ impl Exchange {
     pub(super) fn asked(
         answer: ResponseFuture,
         send: SendStream<Bytes>,
+        window: Arc<StreamWindow>,
         max_payload: usize,
     ) -> Self {
         Self {
             state: State::Asked(Box::new(answer), send),
             recv: None,
+            window: Some(window),
             max_payload,
         }
     }
@@ -65,6 +72,7 @@ impl Exchange {
         Self {
             state: State::Asking(answer),
             recv: Some(recv),
+            window: None,
             max_payload,
         }
     }
@@ -159,7 +167,7 @@ impl Exchange {
     /// # Errors
     /// The stream was reset or the connection has failed.
     pub async fn content(&mut self, limit: usize) -> Result<Option<Bytes>, H2Error> {
-        let mut receiver = DataReceiver::new(self.recv.take());
+        let mut receiver = DataReceiver::new(self.recv.take(), self.window.clone());
         let mut content = BytesMut::new();
         while let Some(part) = poll_fn(|cx| receiver.poll_data(cx)).await? {
             if content.len() + part.len() > limit {
@@ -176,7 +184,8 @@ impl Exchange {
             State::Open(send) => Some(send),
             _ => None,
         };
-        (DataSender::new(send), DataReceiver::new(self.recv))
+        let receiver = DataReceiver::new(self.recv, self.window);
+        (DataSender::new(send), receiver)
     }
 
     /// A TCP flow. The client may call it before the response, which is read by [`hoplite_overlay::PendingStream::poll_answer`] then; the
@@ -187,7 +196,7 @@ impl Exchange {
             State::Open(send) => (Some(send), None),
             _ => (None, None),
         };
-        let receiver = DataReceiver::new(self.recv);
+        let receiver = DataReceiver::new(self.recv, self.window);
         H2Stream::new(DataSender::new(send), receiver, answer)
     }
 
@@ -307,6 +316,7 @@ pub struct DataReceiver {
     recv: Option<RecvStream>,
     /// Handed out, not yet given back to the window.
     handed_out: usize,
+    moved: Option<Moved>,
 }
 
 impl DataSender {
@@ -398,10 +408,11 @@ impl DataSender {
 }
 
 impl DataReceiver {
-    pub(super) fn new(recv: Option<RecvStream>) -> Self {
+    pub(super) fn new(recv: Option<RecvStream>, window: Option<Arc<StreamWindow>>) -> Self {
         Self {
             recv,
             handed_out: 0,
+            moved: window.map(Moved::new),
         }
     }
 
@@ -413,6 +424,9 @@ impl DataReceiver {
         let recv = self.recv.as_mut().ok_or(H2Error::State)?;
         let done = std::mem::take(&mut self.handed_out);
         recv.flow_control().release_capacity(done)?;
+        if let Some(moved) = &mut self.moved {
+            moved.read(done);
+        }
         loop {
             match ready!(recv.poll_data(cx)).transpose()? {
                 Some(bytes) if bytes.is_empty() && !recv.is_end_stream() => {}
@@ -471,7 +485,7 @@ impl PendingStream for H2Stream {
         };
         let response = ready!(pin!(answer).poll(cx)).map_err(H2Error::from)?;
         let (parts, recv) = response.into_parts();
-        (self.answer, self.receiver) = (None, DataReceiver::new(Some(recv)));
+        (self.answer, self.receiver.recv) = (None, Some(recv));
         Poll::Ready(accepted(&read_response(&parts)?))
     }
 }

@@ -208,6 +208,119 @@ async fn malformed_requests_are_reset_and_disturb_no_other() {
     accepting.abort();
 }
 
+/// A connection on which everything takes so long, each way.
+fn far_apart(delay: Duration) -> (DuplexStream, DuplexStream) {
+    let ((near, a), (b, far)) = (duplex(BDP), duplex(BDP));
+    let ((from_near, to_near), (from_far, to_far)) = (tokio::io::split(a), tokio::io::split(b));
+    tokio::spawn(late(from_near, to_far, delay));
+    tokio::spawn(late(from_far, to_near, delay));
+    (near, far)
+}
+
+/// More than anything in these tests has on its way.
+const BDP: usize = 64 << 20;
+
+async fn late(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin + Send + 'static,
+    delay: Duration,
+) {
+    let (on_its_way, mut arriving) = mpsc::unbounded_channel::<(tokio::time::Instant, Vec<u8>)>();
+    tokio::spawn(async move {
+        while let Some((when, bytes)) = arriving.recv().await {
+            tokio::time::sleep_until(when).await;
+            if to.write_all(&bytes).await.is_err() {
+                return;
+            }
+        }
+    });
+    let mut bytes = vec![0; 256 << 10];
+    while let Ok(count @ 1..) = from.read(&mut bytes).await {
+        let when = tokio::time::Instant::now() + delay;
+        drop(on_its_way.send((when, bytes[..count].to_vec())));
+    }
+}
+
+/// How many bytes a writer gets rid of while nobody reads.
+async fn taken(writer: &mut H2Stream) -> usize {
+    let mut all = 0;
+    let piece = vec![7; 64 << 10];
+    while let Ok(count) = tokio::time::timeout(Duration::from_secs(10), writer.write(&piece)).await
+    {
+        all += count.expect("still open");
+    }
+    all
+}
+
+/// Moves so many bytes; the reader takes `pace` of them, and then waits so long.
+async fn carry_all(
+    (writer, reader): (&mut H2Stream, &mut H2Stream),
+    bytes: usize,
+    pace: (usize, Duration),
+) {
+    let write = async {
+        for _ in 0..bytes / PIECE {
+            writer.write_all(&[7; PIECE]).await.expect("open");
+        }
+    };
+    let read = async {
+        let mut left = bytes;
+        while left > 0 {
+            let mut part = vec![0; pace.0.min(left)];
+            reader.read_exact(&mut part).await.expect("open");
+            left -= part.len();
+            tokio::time::sleep(pace.1).await;
+        }
+    };
+    tokio::join!(write, read);
+}
+
+const PIECE: usize = 64 << 10;
+const ROUND_TRIP: Duration = Duration::from_millis(200);
+
+/// A download that begins, and what of it is taken in the end without being read, after as much has been moved at this pace.
+async fn taken_after(pace: (usize, Duration), up: bool) -> [usize; 2] {
+    let (near, far) = far_apart(ROUND_TRIP / 2);
+    let config = Config::default();
+    let (client, server) = tokio::join!(
+        Session::client(near, &config),
+        Session::server(far, &config)
+    );
+    let (client, server) = (client.expect("a client"), server.expect("a server"));
+    let (near, far) = open(&client, &server, &tcp()).await;
+    let (near, far) = (near.into_stream(), far.into_stream());
+    let (mut writer, mut reader) = if up { (near, far) } else { (far, near) };
+    let before = taken(&mut writer).await;
+    reader.read_exact(&mut vec![0; before]).await.expect("open");
+    // What waited was read at once, and says nothing of the path.
+    tokio::time::sleep(10 * ROUND_TRIP).await;
+    carry_all((&mut writer, &mut reader), 24 << 20, pace).await;
+    tokio::time::sleep(10 * ROUND_TRIP).await;
+    [before, taken(&mut writer).await]
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_moves_much_in_a_round_trip_may_have_more_on_its_way() {
+    let [before, after] = taken_after((PIECE, Duration::ZERO), false).await;
+    assert_eq!(before, 1 << 20);
+    // A receiver gives room back in large pieces.
+    assert!((5 << 19..=4 << 20).contains(&after), "{after}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_moves_little_in_a_round_trip_keeps_its_window() {
+    let [before, after] = taken_after((3 * PIECE, ROUND_TRIP), false).await;
+    assert_eq!(before, 1 << 20);
+    assert!(after <= 1 << 20, "{after}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_server_lets_clients_send_ahead_stays_as_it_is() {
+    let [before, after] = taken_after((PIECE, Duration::ZERO), true).await;
+    assert_eq!(before, 1 << 20);
+    assert!(after <= 1 << 20, "{after}");
+}
+
 /// A connection that can be cut without either end being told.
 fn cut_connection() -> (DuplexStream, DuplexStream, JoinHandle<()>) {
     let ((near, mut a), (mut b, far)) = (duplex(64 * 1024), duplex(64 * 1024));

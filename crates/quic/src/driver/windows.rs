@@ -167,7 +167,7 @@ pub(super) struct Windows {
 
 /// What was read in the round trip that is under way and in the one before: so a burst after a pause is told from what moves slowly.
 #[derive(Debug)]
-struct Lately {
+pub struct Lately {
     /// When the one that is under way began.
     since: Instant,
     current: u64,
@@ -175,7 +175,9 @@ struct Lately {
 }
 
 impl Lately {
-    const fn new(since: Instant) -> Self {
+    /// Nothing yet.
+    #[must_use]
+    pub const fn new(since: Instant) -> Self {
         Self {
             since,
             current: 0,
@@ -183,8 +185,8 @@ impl Lately {
         }
     }
 
-    /// So many bytes were read.
-    fn read(&mut self, bytes: u64, round_trip: Duration, now: Instant) {
+    /// So many bytes were read; a round trip takes so long.
+    pub fn read(&mut self, bytes: u64, round_trip: Duration, now: Instant) {
         let passed = now.saturating_duration_since(self.since);
         if passed >= round_trip {
             let follows = passed < round_trip.saturating_mul(2);
@@ -199,8 +201,15 @@ impl Lately {
         self.current += bytes;
     }
 
+    /// How many in both.
     fn sum(&self) -> u64 {
         self.before + self.current
+    }
+
+    /// How many in the one with fewer: a burst after a pause counts as nothing.
+    #[must_use]
+    pub fn lesser(&self) -> u64 {
+        self.before.min(self.current)
     }
 }
 

@@ -643,6 +643,7 @@ async fn open_over_http_2(relay: &Handle, stream_window: u32) -> (Session, Excha
     let tls = tls_from(relay, [127, 0, 0, 1].into(), &[ALPN_H2]).await;
     let config = h2::Config {
         stream_window,
+        widest_stream_window: stream_window,
         ..h2::Config::default()
     };
     let session = Session::tls_client(tls.expect("connected"), &config).await;
