@@ -1,5 +1,5 @@
 """The workload `browse` of the lab with real browsers: pages loaded straight and over two relays, their samples, their HAR files, whom the server saw, who was
-asked for names; and what goes wrong in a visit, each a sample with its reason. Firefox ESR; Chromium where it is installed."""
+asked for names; and what goes wrong in a visit, each a sample with its reason. Firefox ESR and Chromium."""
 
 import csv
 import json
@@ -254,7 +254,7 @@ def main():
     if shutil.which("chromedriver"):
         checks.attempt("Chromium", lambda: loads(scratch, checks, "chromium"))
     else:
-        checks.skip("Chromium as a workload", "chromium-driver is not installed")
+        checks.skip("Chromium as a workload", Missing("chromium-driver is not installed"))
     checks.attempt("faults", lambda: faults(scratch, checks))
     if not checks.failed:
         shutil.rmtree(scratch.path, ignore_errors=True)
