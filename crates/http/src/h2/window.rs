@@ -1,7 +1,6 @@
-//! How much a server may send on one stream ahead of who reads it: little at first, and twice as much whenever a stream has moved a quarter of it in each
-//! of two round trips. One setting is for all streams (SETTINGS_INITIAL_WINDOW_SIZE, RFC 9113 §6.5.2), so
-//! that it follows the swiftest; a change moves the windows of streams that are open, too (§6.9.2). It does not get narrower: what all streams may have
-//! sent is bounded by the connection's window.
+//! How much a server may send on one stream ahead of who reads it: little at first, and twice as much whenever a stream has moved a quarter of it in each of
+//! two round trips. One setting is for all streams (SETTINGS_INITIAL_WINDOW_SIZE, RFC 9113 §6.5.2), so that it follows the swiftest; a change moves the windows
+//! of streams that are open, too (§6.9.2). It does not get narrower: what all streams may have sent is bounded by the connection's window.
 //!
 //! A server's own does not grow: nothing says there that streams wait for one that nobody reads, and its clients would choose how much that one keeps.
 //!

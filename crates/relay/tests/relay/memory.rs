@@ -122,11 +122,8 @@ async fn connections_that_stuff_what_nobody_reads_hold_no_more_than_the_budget_a
     until_metric(&relay, "memory_promised_bytes", |bytes| bytes == 0.0).await;
 }
 
-#[tokio::test]
-async fn a_tunnel_whose_target_reads_nothing_keeps_no_other_of_its_connection_waiting() {
-    let relay = relay(|_| {});
-    let target = targets::tcp_that_never_reads().await;
-    let client = connect(&relay).await;
+/// Four tunnels into which all is written that goes.
+async fn stuffed(client: &Client, target: std::net::SocketAddr) -> Vec<DataReceiver> {
     let mut held = Vec::new();
     for _ in 0..4 {
         let (exchange, answer) = client.ask(tcp(target)).await;
@@ -135,6 +132,15 @@ async fn a_tunnel_whose_target_reads_nothing_keeps_no_other_of_its_connection_wa
         tokio::spawn(stuff(sender));
         held.push(receiver);
     }
+    held
+}
+
+#[tokio::test]
+async fn a_tunnel_whose_target_reads_nothing_keeps_no_other_of_its_connection_waiting() {
+    let relay = relay(|_| {});
+    let target = targets::tcp_that_never_reads().await;
+    let client = connect(&relay).await;
+    let _held = stuffed(&client, target).await;
     echo(&client, 2 << 20).await;
     until_metric(&relay, "memory_promised_bytes", |bytes| bytes > 4e6).await;
     echo(&client, 2 << 20).await;
@@ -145,14 +151,7 @@ async fn nor_does_one_whose_target_takes_little() {
     let relay = relay(|_| {});
     let target = targets::tcp_that_reads_slowly().await;
     let client = connect(&relay).await;
-    let mut held = Vec::new();
-    for _ in 0..4 {
-        let (exchange, answer) = client.ask(tcp(target)).await;
-        assert_eq!(answer.status, 200);
-        let (sender, receiver) = exchange.split();
-        tokio::spawn(stuff(sender));
-        held.push(receiver);
-    }
+    let _held = stuffed(&client, target).await;
     for _ in 0..12 {
         echo(&client, 2 << 20).await;
         tokio::time::sleep(Duration::from_millis(250)).await;
