@@ -1,8 +1,8 @@
 //! How long a service keeps an introduction point, and which introductions it has had there: a machine without a clock and without keys.
 //! [`super::service`] has one for each point. rend-spec-v3, "Processing an INTRODUCE2 cell at the hidden service" (replays); the numbers are C tor's.
 //!
-//! An introduction counts when it was authentic: garbage, which anybody sends who knows the point, wears out nothing. What is remembered is bounded
-//! by the introductions that a point has in its life.
+//! An introduction counts when it was authentic and is no copy of another: garbage, which anybody sends who knows the point, wears out nothing. What is
+//! remembered is bounded by the introductions that a point has in its life.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -79,12 +79,17 @@ impl Life {
         let Some(mac) = message.last_chunk().filter(|_| self.left > 0) else {
             return Verdict::Replayed;
         };
-        let fresh = self.seen.insert(*mac) && self.cookies.insert(cookie);
-        if !fresh {
+        if self.seen.contains(mac) {
             return Verdict::Replayed;
         }
+        // One with a cookie that was seen counts, too: else a point that makes such by itself has its service remember them for ever.
         self.left -= 1;
-        Verdict::Fresh
+        self.seen.insert(*mac);
+        if self.cookies.insert(cookie) {
+            Verdict::Fresh
+        } else {
+            Verdict::Replayed
+        }
     }
 }
 
@@ -114,6 +119,17 @@ mod tests {
         assert_eq!(life.introduced(&message(2), cookie(1)), Verdict::Replayed);
         assert_eq!(life.introduced(&message(3), cookie(3)), Verdict::Fresh);
         assert!(life.has_seen(&[0; 31]), "what has no MAC is nothing new");
+    }
+
+    #[test]
+    fn introductions_of_one_cookie_wear_a_point_out_as_others_do() {
+        let now = Instant::now();
+        let mut life = Life::new(now, |_| 0);
+        for n in 0..100_000 {
+            life.introduced(&message(n), cookie(1));
+        }
+        assert!(life.is_over(now), "another point takes its place");
+        assert!(life.seen.len() <= 32_768, "{}", life.seen.len());
     }
 
     #[test]
