@@ -72,6 +72,8 @@ struct Stream {
     read: u64,
     /// Nothing of it has come from here on.
     highest: u64,
+    /// So many bytes have come, and some of them twice.
+    came: u64,
     /// What has come of it since, by where it begins.
     pieces: VecDeque<Piece>,
 }
@@ -193,6 +195,17 @@ impl Held {
         ahead.max(pieces.map(|piece| piece.bytes + packet(piece)).sum())
     }
 
+    /// What has come and nobody has read, without gaps.
+    pub(crate) fn unread(&self) -> u64 {
+        let streams = self.0.lock();
+        let all = streams.streams.values();
+        let came = all.map(|stream| {
+            let came = stream.came.min(stream.highest);
+            came.saturating_sub(stream.read)
+        });
+        came.fold(0, u64::saturating_add)
+    }
+
     /// How many bytes are held.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> u64 {
@@ -285,6 +298,7 @@ impl Streams {
             let stream = self.streams.entry(id).or_default();
             counts |= !is_large(piece, payload.len()) || start < stream.highest;
             stream.highest = stream.highest.max(end);
+            stream.came = stream.came.saturating_add(end - start);
         }
         counts
     }
@@ -580,13 +594,18 @@ mod tests {
         held.take(&mut packet(&[(0, 0, 1100)], PACKET));
         held.take(&mut packet(&[(0, 5000, 1)], PACKET));
         held.take(&mut packet(&[(0, 3000, 1100)], PACKET));
-        assert_eq!(waiting(0), 5001, "up to the farthest");
+        assert_eq!(
+            (waiting(0), held.unread()),
+            (5001, 2201),
+            "with gaps, without"
+        );
         held.read(0, 1100);
-        assert_eq!(waiting(0), 3901);
+        assert_eq!((waiting(0), held.unread()), (3901, 1101));
         for n in 0..10 {
             held.take(&mut packet(&[(4, n, 1)], PACKET));
         }
         assert!((12_000..14_000).contains(&waiting(4)), "ten packets");
+        assert_eq!(held.unread(), 1111, "of the other ten bytes");
         held.take(&mut packet(&[(8, (1 << 62) - 2000, 1100)], PACKET));
         assert_eq!(waiting(8), 10_000, "the stack does not take that");
         held.end();

@@ -166,7 +166,9 @@ impl State {
             stream: stats.frame_rx.stream,
             allowed: stats.frame_tx.max_data,
         };
-        match windows.heard(heard, self.stack.rtt(), now) {
+        let held = self.held.as_ref();
+        let unread = || held.map_or(u64::MAX, |held| held.unread());
+        match windows.heard(heard, unread, self.stack.rtt(), now) {
             Some(Help::Wider(window)) => self.set_receive_window(window),
             Some(Help::NoRoom) => match windows.when_blocked() {
                 WhenBlocked::GiveUp => self.give_up_unread(),

@@ -161,6 +161,8 @@ pub(super) struct Windows {
     /// When the peer is blocked for good, if nothing comes until then; and what was read since it said that it is blocked.
     stuck: Option<Instant>,
     read_since_blocked: u64,
+    /// It has said so, and was allowed no more since. It says so once, and may do so before what it may send has come.
+    is_blocked: bool,
     /// Since when it has been so, without room for a wider window.
     still: Option<Instant>,
 }
@@ -256,6 +258,7 @@ impl Windows {
             heard: Heard::default(),
             stuck: None,
             read_since_blocked: 0,
+            is_blocked: false,
             still: None,
         }
     }
@@ -329,14 +332,21 @@ impl Windows {
         // Less than an eighth is told only again, where it may have been lost.
         if before != frames && self.credit >= self.receive / 8 {
             self.credit = 0;
-            (self.stuck, self.still) = (None, None);
+            self.goes_on();
         }
     }
 
-    /// So much has come by now. Whether the peer is blocked, because of what nobody reads.
+    /// The peer may send again.
+    fn goes_on(&mut self) {
+        (self.is_blocked, self.stuck, self.still) = (false, None, None);
+    }
+
+    /// So much has come by now. Whether the peer is blocked, because of what nobody reads: `unread` tells how much that is, and is asked seldom. Who says that
+    /// he is blocked without having sent as much is not helped: he would take from others what they have need of.
     pub(super) fn heard(
         &mut self,
         heard: Heard,
+        unread: impl FnOnce() -> u64,
         round_trip: Duration,
         now: Instant,
     ) -> Option<Help> {
@@ -349,16 +359,22 @@ impl Windows {
         );
         if says_so {
             self.read_since_blocked = 0;
+            self.is_blocked = true;
         }
         // An eighth that was read lets the peer go on.
         if self.read_since_blocked >= self.receive / 8 {
-            (self.stuck, self.still) = (None, None);
-        } else if says_so || (goes_on && self.stuck.is_some()) {
+            self.goes_on();
+        } else if says_so || (goes_on && self.is_blocked) {
             self.stuck = now.checked_add(round_trip.max(LATE));
         }
         self.stuck.take_if(|at| *at <= now)?;
-        if let Some(wider) = self.widen() {
+        // The rest may be on its way yet: it is looked at again when something of it has come.
+        if unread() < self.receive / 2 {
             self.still = None;
+            return None;
+        }
+        if let Some(wider) = self.widen() {
+            (self.is_blocked, self.still) = (false, None);
             return Some(Help::Wider(wider));
         }
         let still = *self.still.get_or_insert(now);
@@ -427,6 +443,11 @@ mod tests {
 
     fn windows(budget: SharedBudget, now: Instant) -> Windows {
         Windows::new(BOUNDS, Box::new(budget), WhenBlocked::GiveUp, now)
+    }
+
+    /// Of a peer that has sent all that it may.
+    fn hears(windows: &mut Windows, heard: Heard, rtt: Duration, now: Instant) -> Option<Help> {
+        windows.heard(heard, || u64::MAX, rtt, now)
     }
 
     /// The peer said once that it is blocked, and was allowed so much since.
@@ -551,7 +572,8 @@ mod tests {
         let (rtt, now) = (Duration::from_millis(100), Instant::now());
         let mut windows = windows(SharedBudget::new(1 << 30), now);
         let mut heard = |blocked, stream, trips| {
-            windows.heard(
+            hears(
+                &mut windows,
                 Heard {
                     blocked,
                     stream,
@@ -575,14 +597,19 @@ mod tests {
             blocked: 3,
             stream: 10,
         };
-        assert_eq!(windows.heard(heard, rtt, later), None, "something was read");
+        assert_eq!(
+            hears(&mut windows, heard, rtt, later),
+            None,
+            "something was read"
+        );
     }
 
     #[test]
     fn without_room_streams_that_nobody_reads_are_given_up_one_by_one_until_the_peer_may_go_on() {
         let (rtt, began) = (Duration::from_millis(100), Instant::now());
         let mut windows = windows(SharedBudget::new(0), began);
-        let mut heard = |allowed, after| windows.heard(blocked_once(allowed), rtt, began + after);
+        let mut heard =
+            |allowed, after| hears(&mut windows, blocked_once(allowed), rtt, began + after);
         let blocked = rtt;
         assert_eq!(heard(0, Duration::ZERO), None);
         assert_eq!(heard(0, blocked), None, "they may be read yet");
@@ -593,7 +620,7 @@ mod tests {
         }
         windows.freed();
         let later = began + blocked + STILL + 3 * LATE;
-        assert_eq!(windows.heard(blocked_once(1), rtt, later), None);
+        assert_eq!(hears(&mut windows, blocked_once(1), rtt, later), None);
         assert!(!windows.is_still());
     }
 
@@ -602,14 +629,65 @@ mod tests {
         let (rtt, began) = (Duration::from_millis(100), Instant::now());
         let when_blocked = WhenBlocked::Tell(Arc::default());
         let mut windows = Windows::new(BOUNDS, Box::new(SharedBudget::new(0)), when_blocked, began);
-        let mut heard = |allowed, after| windows.heard(blocked_once(allowed), rtt, began + after);
+        let mut heard =
+            |allowed, after| hears(&mut windows, blocked_once(allowed), rtt, began + after);
         assert_eq!(heard(0, Duration::ZERO), None);
         for n in 0..3 {
             assert_eq!(heard(0, rtt + n * LATE), Some(Help::NoRoom));
         }
         windows.freed();
         let later = began + rtt + 3 * LATE;
-        assert_eq!(windows.heard(blocked_once(1), rtt, later), None);
+        assert_eq!(hears(&mut windows, blocked_once(1), rtt, later), None);
+    }
+
+    #[test]
+    fn a_peer_that_only_says_that_it_is_blocked_takes_nothing_from_others() {
+        let (rtt, mut now) = (Duration::from_millis(100), Instant::now());
+        let budget = SharedBudget::new(1 << 30);
+        let mut windows = windows(budget.clone(), now);
+        for blocked in 1..20 {
+            let heard = Heard {
+                allowed: 0,
+                blocked,
+                stream: 0,
+            };
+            for unread in [0, MB / 2 - 1] {
+                for _ in 0..3 {
+                    assert_eq!(windows.heard(heard, || unread, rtt, now), None);
+                    now += rtt;
+                }
+            }
+        }
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_peer_that_says_that_it_is_blocked_before_all_of_it_has_come_is_helped_when_it_has() {
+        let (rtt, began) = (Duration::from_millis(100), Instant::now());
+        for room in [1 << 30, 0] {
+            let when_blocked = WhenBlocked::Tell(Arc::default());
+            let budget = Box::new(SharedBudget::new(room));
+            let mut windows = Windows::new(BOUNDS, budget, when_blocked, began);
+            let mut heard = |stream, unread, trips| {
+                let heard = Heard {
+                    blocked: 1,
+                    stream,
+                    allowed: 0,
+                };
+                windows.heard(heard, || unread, rtt, began + trips * rtt)
+            };
+            assert_eq!(heard(1, 0, 0), None);
+            assert_eq!(heard(1, 0, 1), None, "a line that was away");
+            assert_eq!(heard(1, 0, 60), None);
+            assert_eq!(heard(9, MB, 61), None, "it comes");
+            let help = heard(9, MB, 62);
+            let expected = if room > 0 {
+                Help::Wider(2 * MB)
+            } else {
+                Help::NoRoom
+            };
+            assert_eq!(help, Some(expected));
+        }
     }
 
     #[test]
@@ -624,8 +702,8 @@ mod tests {
                     blocked: times,
                     stream: 0,
                 };
-                windows.heard(heard, rtt, now);
-                windows.heard(heard, rtt, now + rtt);
+                hears(windows, heard, rtt, now);
+                hears(windows, heard, rtt, now + rtt);
                 windows.full(1 << 40);
             }
         }
@@ -652,8 +730,8 @@ mod tests {
         let (rtt, now) = (Duration::from_millis(100), Instant::now());
         let mut windows = windows(SharedBudget::new(1 << 30), now);
         windows.allowed(1);
-        assert_eq!(windows.heard(blocked_once(1), rtt, now), None);
-        let help = windows.heard(blocked_once(1), rtt, now + rtt);
+        assert_eq!(hears(&mut windows, blocked_once(1), rtt, now), None);
+        let help = hears(&mut windows, blocked_once(1), rtt, now + rtt);
         assert_eq!(help, Some(Help::Wider(2 * MB)));
     }
 
@@ -663,9 +741,9 @@ mod tests {
         let mut windows = windows(SharedBudget::new(1 << 30), now);
         windows.read(MB / 8, rtt, now);
         windows.allowed(1);
-        assert_eq!(windows.heard(blocked_once(1), rtt, now), None);
+        assert_eq!(hears(&mut windows, blocked_once(1), rtt, now), None);
         windows.allowed(2);
-        let help = windows.heard(blocked_once(2), rtt, now + rtt);
+        let help = hears(&mut windows, blocked_once(2), rtt, now + rtt);
         assert_eq!(help, Some(Help::Wider(2 * MB)));
     }
 
@@ -675,9 +753,9 @@ mod tests {
         let mut windows = windows(SharedBudget::new(1 << 30), now);
         while windows.read(MB, rtt, now).is_none_or(|wide| wide < 16 * MB) {}
         assert_eq!(read_slowly(&mut windows, 16, rtt, &mut now), Some(8 * MB));
-        assert_eq!(windows.heard(blocked_once(0), rtt, now), None);
+        assert_eq!(hears(&mut windows, blocked_once(0), rtt, now), None);
         windows.read(3 * MB, rtt, now);
-        let help = windows.heard(blocked_once(0), rtt, now + rtt);
+        let help = hears(&mut windows, blocked_once(0), rtt, now + rtt);
         assert_eq!(help, Some(Help::Wider(16 * MB)));
     }
 
