@@ -646,11 +646,11 @@ impl Tally {
         }
     }
 
-    /// How much more may be in hand, if anything.
-    fn room(&self) -> Option<usize> {
+    /// How much more may be in hand.
+    fn room(&self) -> usize {
         let may = self.may_hand.load(Relaxed);
         let room = may.saturating_sub(self.in_hand.load(Relaxed));
-        (room > 0).then(|| usize::try_from(room).unwrap_or(usize::MAX))
+        usize::try_from(room).unwrap_or(usize::MAX)
     }
 }
 
@@ -782,19 +782,21 @@ impl Account {
         });
     }
 
-    /// Waits until more may be in hand; how many bytes.
-    pub(crate) async fn room(&self) -> usize {
-        loop {
-            if let Some(room) = self.tally.room() {
-                return room;
-            }
+    /// Waits until more may be in hand.
+    pub(crate) async fn room(&self) {
+        while self.room_now() == 0 {
             let less = self.tally.less.notified();
             tokio::pin!(less);
             less.as_mut().enable();
-            if self.tally.room().is_none() {
+            if self.room_now() == 0 {
                 less.await;
             }
         }
+    }
+
+    /// How many bytes more may be in hand.
+    pub(crate) fn room_now(&self) -> usize {
+        self.tally.room()
     }
 
     /// This many bytes are on their way to a target.

@@ -127,8 +127,12 @@ async fn up(
     let mut chunks = Vec::new();
     let mut stalled: Option<Stalled<'_>> = None;
     loop {
-        let room = terms.account.room().await;
-        let more = poll_fn(|cx| gather(from, &mut chunks, room, cx));
+        let room = unless_over(&mut stalled, terms.account.room()).await;
+        if room.is_none() {
+            continue;
+        }
+        // As it is when something comes: all that wait have heard of the same room, and others may have it by then.
+        let more = poll_fn(|cx| gather(from, &mut chunks, terms.account.room_now(), cx));
         let Some(more) = unless_over(&mut stalled, more).await else {
             continue;
         };
@@ -209,7 +213,7 @@ async fn shut(target: &mut WriteHalf<'_>) -> Result<(), End> {
         .map_err(|_| End::Target)
 }
 
-/// Takes what is there, at most a batch and about what there is room for; false when the client has finished.
+/// Takes what is there, at most a batch and about what there is room for, which may be nothing; false when the client has finished.
 fn gather(
     from: &mut Incoming,
     chunks: &mut Vec<Bytes>,

@@ -6,12 +6,13 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, duplex},
     net::TcpListener,
     task::JoinHandle,
+    time::timeout,
 };
 
 use super::*;
 use crate::{
     config::Limits,
-    limits::{Quotas, Transport},
+    limits::{Account, Quotas, Transport},
     serve::client_stream,
 };
 
@@ -49,22 +50,29 @@ async fn connected() -> (
 }
 
 /// A tunnel that breaks after `idle`; zero is never.
-#[expect(clippy::disallowed_methods, reason = "both ends are this test's")]
 async fn tunnel(idle: Duration) -> (Client, TcpStream) {
+    let (client, target, _) = tunnel_of(idle).await;
+    (client, target)
+}
+
+/// The same, and what its connection may hold.
+#[expect(clippy::disallowed_methods, reason = "both ends are this test's")]
+async fn tunnel_of(idle: Duration) -> (Client, TcpStream, Arc<Account>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let address = listener.local_addr().expect("bound");
     let near = TcpStream::connect(address).await.expect("connected");
     let (target, _) = listener.accept().await.expect("accepted");
     let ((up, down), (from, to), sessions) = connected().await;
+    let quotas = Quotas::new(Limits::default(), crate::config::Ip::default(), 1);
+    let account = Arc::new(quotas.account(quotas.by_token(0)).expect("room"));
+    let held_by_task = Arc::clone(&account);
     let done = tokio::spawn(async move {
-        let quotas = Quotas::new(Limits::default(), crate::config::Ip::default(), 1);
         let permit = quotas.request(quotas.by_token(0)).expect("a place");
-        let account = quotas.account(quotas.by_token(0)).expect("room");
         let terms = Terms {
             metrics: Arc::new(Metrics::new()),
             pace: permit.pace(),
             idle,
-            account: Arc::new(account),
+            account: held_by_task,
         };
         splice(from, to, near, terms).await;
     });
@@ -74,7 +82,7 @@ async fn tunnel(idle: Duration) -> (Client, TcpStream) {
         done,
         _sessions: sessions,
     };
-    (client, target)
+    (client, target, account)
 }
 
 impl Client {
@@ -144,6 +152,21 @@ async fn a_target_that_resets_resets_the_client() {
 async fn a_silent_tunnel_is_closed_after_its_time() {
     let (mut client, _target) = tunnel(Duration::from_millis(1)).await;
     assert!(client.is_reset().await);
+}
+
+#[tokio::test]
+async fn a_tunnel_that_waited_takes_nothing_when_others_have_had_the_room_since() {
+    let (mut client, mut target, account) = tunnel_of(Duration::ZERO).await;
+    let mut got = [0; 6];
+    client.up.write("first".into()).await.expect("open");
+    target.read_exact(&mut got[..5]).await.expect("it came");
+    let others = account.hand(1 << 30);
+    client.up.write("second".into()).await.expect("open");
+    let early = timeout(Duration::from_millis(200), target.read(&mut got)).await;
+    assert!(early.is_err(), "others hold all that there may be");
+    drop(others);
+    target.read_exact(&mut got).await.expect("it came");
+    assert_eq!(&got, b"second");
 }
 
 #[tokio::test]
