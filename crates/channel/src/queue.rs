@@ -150,7 +150,8 @@ impl Tx {
         self.push_last(cell);
     }
 
-    fn push_within(&self, cell: Cell, bound: usize) -> Result<bool, Refused> {
+    /// A cell behind others is copied: in a queue that stands still each could else hold the whole buffer of the channel that it came in.
+    fn push_within(&self, mut cell: Cell, bound: usize) -> Result<bool, Refused> {
         let mut state = self.0.lock();
         if state.unread || state.end.is_some() {
             return Err(Refused::Closed);
@@ -159,6 +160,9 @@ impl Tx {
             return Err(Refused::Full);
         }
         let first = state.cells.is_empty();
+        if !first {
+            cell.detach();
+        }
         state.cells.push_back(cell);
         let reader = state.reader.take();
         drop(state);

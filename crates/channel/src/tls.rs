@@ -335,10 +335,6 @@ async fn write<W: AsyncWrite + Unpin>(stream: &mut W, out: &mut BytesMut) -> io:
 // quietest circuit's go out first. The two tasks of `tls` drive it, under one lock. tor-spec: "Choosing circuit IDs
 // in create cells", "Tearing down circuits".
 
-/// From this many on, cells that wait get memory of their own: else each keeps the whole buffer that it came in. The copy costs less than a
-/// hundredth of what a cell costs.
-const COPY_FROM: usize = 1;
-
 struct Mux {
     ids: Ids,
     circuits: BTreeMap<CircuitId, Entry>,
@@ -456,14 +452,11 @@ impl Mux {
         }
     }
 
-    fn deliver(&mut self, mut cell: Cell) {
+    fn deliver(&mut self, cell: Cell) {
         let id = cell.circuit;
         let Some(entry) = self.circuits.get(&id) else {
             return self.counts.unknown.up();
         };
-        if entry.inbox.len() >= COPY_FROM {
-            cell.detach();
-        }
         if entry.inbox.push(cell) == Err(Refused::Full) {
             self.overflow(id);
         }

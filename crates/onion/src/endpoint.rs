@@ -543,7 +543,7 @@ impl Endpoint {
         }
         body.advance(header.len());
         body.truncate(header.length.into());
-        if let Some(say) = stream.receive(body)? {
+        if let Some(say) = stream.receive(&body)? {
             self.say_flow(header.stream, say);
         }
         if self.held.total() > self.limits.held {

@@ -161,6 +161,10 @@ impl Sender for Out {
         cell.circuit = self.0;
         let at = Instant::now() + self.1.latency;
         let mut state = self.1.state();
+        // In a queue that stands still each could hold the whole buffer of the channel that it came in.
+        if !state.cells.is_empty() {
+            cell.detach();
+        }
         state.cells.push_back((at, cell));
         let reader = state.reader.take();
         drop(state);

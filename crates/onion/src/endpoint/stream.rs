@@ -21,9 +21,7 @@ use crate::{
     },
 };
 
-/// From so many waiting pieces on, cells are copied together: a reader that stops must not hold the channel's large buffers.
-const DETACHED: usize = 2;
-/// Cells of such a piece, fewer than a SENDME of a stream acknowledges.
+/// Cells that wait as one piece, fewer than a SENDME of a stream acknowledges.
 const PIECE: u32 = 32;
 
 /// A good answer.
@@ -54,8 +52,6 @@ pub(super) enum Produced {
 struct Piece {
     bytes: BytesMut,
     cells: u32,
-    /// In memory of their own.
-    detached: bool,
 }
 
 #[derive(Debug)]
@@ -144,7 +140,7 @@ impl Stream {
         self.answer.as_ref()
     }
 
-    pub(super) fn receive(&mut self, data: BytesMut) -> Result<Option<FlowControlMessage>, Broken> {
+    pub(super) fn receive(&mut self, data: &[u8]) -> Result<Option<FlowControlMessage>, Broken> {
         if self.cut {
             return Ok(None);
         }
@@ -162,26 +158,19 @@ impl Stream {
         Ok(say)
     }
 
-    fn keep(&mut self, data: BytesMut) {
+    /// A copy: whoever reads may stop at any time, and must not hold the large buffer of the channel that a cell came in.
+    fn keep(&mut self, data: &[u8]) {
         self.held.add(data.len());
-        let detached = self.waiting.len() >= DETACHED;
         if let Some(last) = self.waiting.back_mut()
-            && last.detached
             && last.cells < PIECE
         {
-            last.bytes.extend_from_slice(&data);
+            last.bytes.extend_from_slice(data);
             last.cells += 1;
             return;
         }
-        let bytes = if detached {
-            BytesMut::from(data.as_ref())
-        } else {
-            data
-        };
         self.waiting.push_back(Piece {
-            bytes,
+            bytes: BytesMut::from(data),
             cells: 1,
-            detached,
         });
     }
 
