@@ -35,8 +35,7 @@ use crate::{
 };
 use legs::{Coming, Legs};
 use message::Unpredictable;
-use stream::Sum;
-use stream::{Answer, Produced, Stream};
+use stream::{Answer, Produced, Share, Stream, Sum};
 use udp::UdpStream;
 
 pub use message::Outbound;
@@ -95,10 +94,24 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Bytes that may wait in all streams, both ways.
+    /// Bytes that may wait, both ways.
     pub fn most(&self) -> u64 {
-        let cells = self.sending_all + self.sending + self.streams.saturating_mul(FEW);
-        self.held.saturating_add(cells.saturating_mul(cell::LEN)) as u64
+        let sending = self.sending_all + self.sending + self.streams.saturating_mul(FEW);
+        let cells = sending.saturating_add(self.most_urgent());
+        let early = self.most_early().saturating_mul(cell::BODY + legs::PLACE);
+        let held = self.held.saturating_add(early);
+        held.saturating_add(cells.saturating_mul(cell::LEN)) as u64
+    }
+
+    /// How many messages may wait before DATA if each stream that there may be is opened and ended at once.
+    fn most_urgent(&self) -> usize {
+        self.urgent + 2 * self.streams
+    }
+
+    /// How many messages of a Conflux set may wait for others.
+    fn most_early(&self) -> usize {
+        let largest = usize::try_from(vegas::LARGEST).unwrap_or(usize::MAX);
+        self.early.saturating_add(largest)
     }
 }
 
@@ -152,6 +165,9 @@ pub enum Broken {
     /// A message that its sender must not send, or not now.
     #[error("{0:?} where it is not allowed")]
     Unexpected(RelayCommand),
+    /// More came early and is to be answered at once than streams can have asked.
+    #[error("too many messages to be answered at once")]
+    Unanswered,
     /// A message for a stream that never was, or on which nothing can be under way any more.
     #[error("a cell for an unknown stream")]
     UnknownStream,
@@ -166,6 +182,42 @@ pub struct Arrival {
     pub now: Instant,
     /// The channel holds the circuit back: a signal of congestion.
     pub blocked: bool,
+}
+
+/// Messages that go before DATA. They count as cells that wait to be sent.
+#[derive(Debug)]
+struct Urgent {
+    waiting: VecDeque<Outbound>,
+    counted: Share,
+}
+
+impl Urgent {
+    fn counted(sending: &Sum) -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            counted: sending.share(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    fn push_back(&mut self, message: Outbound) {
+        self.counted.add(1);
+        self.waiting.push_back(message);
+    }
+
+    fn pop_front(&mut self) -> Option<Outbound> {
+        let message = self.waiting.pop_front()?;
+        self.counted.take(1);
+        Some(message)
+    }
+
+    fn clear(&mut self) {
+        self.waiting.clear();
+        self.counted.take(self.counted.own());
+    }
 }
 
 /// One end of one circuit.
@@ -186,7 +238,7 @@ pub struct Endpoint {
     sending: Sum,
     /// Streams that have something to send, in turn.
     turn: VecDeque<u16>,
-    urgent: VecDeque<Outbound>,
+    urgent: Urgent,
     /// Streams that ended here first, and what may still come on them (client).
     gone: VecDeque<(u16, Late)>,
     asked: VecDeque<(StreamId, Asked)>,
@@ -203,6 +255,7 @@ impl Endpoint {
     /// An end without streams. `random` fills padding; a circuit whose digests can be guessed could be acknowledged unseen.
     pub fn new(role: Role, control: Control, limits: Limits, random: fn(&mut [u8])) -> Self {
         let kept = Arc::default();
+        let sending = Sum::sending(&kept);
         let mut first = [0; 2];
         random(&mut first);
         Self {
@@ -215,9 +268,9 @@ impl Endpoint {
             streams: BTreeMap::new(),
             udp: BTreeMap::new(),
             held: Sum::received(&kept),
-            sending: Sum::sending(&kept),
+            urgent: Urgent::counted(&sending),
+            sending,
             turn: VecDeque::new(),
-            urgent: VecDeque::new(),
             gone: VecDeque::new(),
             asked: VecDeque::new(),
             asker: None,
@@ -228,11 +281,12 @@ impl Endpoint {
         }
     }
 
-    /// Counts there what waits in its streams, for the channel to know; before the first stream.
+    /// Counts there what waits in it, for the channel to know; before the first stream.
     #[must_use]
     pub fn counted(mut self, kept: &Arc<CircuitBacklog>) -> Self {
         self.held = Sum::received(kept);
         self.sending = Sum::sending(kept);
+        self.urgent = Urgent::counted(&self.sending);
         self
     }
 
@@ -279,8 +333,7 @@ impl Endpoint {
 
     /// Whether the next stream would be refused: there are too many, or too many were opened and given up while nothing could be sent.
     pub(crate) fn has_no_room(&self) -> bool {
-        let said = self.limits.urgent + 2 * self.limits.streams;
-        self.streams() >= self.limits.streams || self.urgent.len() >= said
+        self.streams() >= self.limits.streams || self.urgent.len() >= self.limits.most_urgent()
     }
 
     /// Takes no further streams: the circuit ends with its last one.
@@ -330,7 +383,7 @@ impl Endpoint {
     pub fn owned(&self) -> usize {
         let streams: usize = self.streams.values().map(Stream::owned).sum();
         let udp: usize = self.udp.values().map(UdpStream::owned).sum();
-        let urgent = self.urgent.capacity() * size_of::<Outbound>();
+        let urgent = self.urgent.waiting.capacity() * size_of::<Outbound>();
         let bodies = self.urgent.len() + self.legs.owned();
         size_of::<Self>() + streams + udp + urgent + bodies * cell::BODY
     }
@@ -461,6 +514,10 @@ impl Endpoint {
         }
         let mut next = self.legs.order(at.leg, header, body)?;
         while let Some(message) = next {
+            // All that came early may be asked for an answer, and none can leave meanwhile.
+            if self.urgent.len() >= self.limits.most_urgent() {
+                return Err(Broken::Unanswered);
+            }
             self.in_order(message.header, message.body, at)?;
             next = self.legs.due();
         }
@@ -693,7 +750,7 @@ impl Endpoint {
         if let Some(message) = self.legs.next_own(leg) {
             return Some(message);
         }
-        if self.urgent.is_empty() && self.turn.is_empty() {
+        if self.urgent.len() == 0 && self.turn.is_empty() {
             self.legs.rests(leg);
             return None;
         }
@@ -825,6 +882,9 @@ impl Endpoint {
     }
 
     fn say(&mut self, id: StreamId, message: &Message<'_>) {
+        if self.closed.is_some() {
+            return;
+        }
         let message = self.message(id, message);
         self.urgent.push_back(message);
         self.wake();

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     channel::CircuitBacklog,
     conflux::{Bounds, Fate, LegId, Room, Set, Side, Violation},
-    flow_control::{self, Control, vegas},
+    flow_control::{self, Control},
 };
 
 /// The circuits of one endpoint.
@@ -64,6 +64,9 @@ pub(super) struct Early {
     pub(super) body: BytesMut,
     counted: Option<Share>,
 }
+
+/// Bytes that one takes beside its body: a place in the order, and what an allocation costs. Most that come early may be hardly more than that.
+pub(super) const PLACE: usize = 2 * size_of::<Early>();
 
 /// What has come and may still come on all legs.
 #[derive(Clone, Copy, Debug)]
@@ -109,10 +112,9 @@ impl Legs {
 
     /// A set without legs.
     pub(super) fn set(side: Side, nonce: Nonce, limits: &Limits, random: fn(&mut [u8])) -> Self {
-        let largest = usize::try_from(vegas::LARGEST).unwrap_or(usize::MAX);
         let bounds = Bounds {
             hold: limits.early,
-            most: limits.early.saturating_add(largest),
+            most: limits.most_early(),
         };
         Self {
             legs: Vec::new(),
@@ -387,7 +389,7 @@ impl Legs {
             let leg = self.legs.iter().find(|leg| leg.id == id);
             counted = leg.map(|leg| leg.early.share());
             if let Some(share) = &mut counted {
-                share.add(body.len());
+                share.add(body.len() + PLACE);
             }
         }
         let message = Early {

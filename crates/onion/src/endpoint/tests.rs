@@ -10,8 +10,9 @@ use std::{
 
 use bytes::BytesMut;
 use hoplite_overlay::ErrorKind;
-use hoplite_wire::cell::relay::{
-    Connected, End, EndReason, Format, Header, Message, Sendme, SendmeTag,
+use hoplite_wire::cell::{
+    conflux::DesiredUx,
+    relay::{Connected, End, EndReason, Format, Header, Message, Sendme, SendmeTag},
 };
 use proptest::prelude::*;
 use tokio::{
@@ -792,6 +793,106 @@ fn streams_opened_and_given_up_while_nothing_leaves_do_not_gather_without_end() 
     while pair.client.lock().next_message(LegId::FIRST).is_some() {}
     let begun = pair.client.lock().begin(&target, HALF_CLOSE);
     begun.expect("there is room again");
+}
+
+/// An exit's end of a Conflux set with two legs, and where their channels count.
+fn exit_of_two_legs() -> (Arc<Shared>, [Arc<CircuitBacklog>; 2]) {
+    let kept: [Arc<CircuitBacklog>; 2] = Default::default();
+    let nonce = Nonce([5; 32]);
+    let end = Endpoint::of_set(Side::Exit, nonce.clone(), Limits::default(), zeros);
+    let mut end = end.counted(&kept[0]);
+    let link = Link {
+        nonce,
+        last_sent: 0,
+        last_received: 0,
+        wish: DesiredUx::NO_OPINION,
+    };
+    for kept in &kept {
+        let leg = end.add_leg(VEGAS, kept);
+        end.answer_link(leg, &link, Instant::now()).expect("asked");
+        let ack = Message::Unknown(RelayCommand::CONFLUX_LINKED_ACK, &[]);
+        let ack = message::control(Format::V0, &ack, StreamId::CIRCUIT, zeros);
+        let at = Arrival { leg, ..at() };
+        end.handle_message(ack.body, digest(0), at)
+            .expect("asked for");
+        while end.next_message(leg).is_some() {}
+    }
+    (Shared::new(end), kept)
+}
+
+fn told_on(to: &Shared, leg: u16, stream: u16, message: &Message<'_>) -> Result<(), Broken> {
+    let outbound = message::control(Format::V0, message, StreamId(stream), zeros);
+    let at = Arrival {
+        leg: LegId(leg),
+        ..at()
+    };
+    to.lock().handle_message(outbound.body, digest(0), at)
+}
+
+/// On the second leg of a set come as many messages as may be early, each of which asks for an answer; then what they wait for, on the first.
+#[test]
+fn answers_to_what_came_early_do_not_gather_without_end() {
+    let (exit, [first, second]) = exit_of_two_legs();
+    let switch = Message::Unknown(RelayCommand::CONFLUX_SWITCH, &[0, 0, 0, 1]);
+    told_on(&exit, 1, 0, &switch).expect("allowed");
+    let unreadable = Message::Unknown(RelayCommand::BEGIN, b"?");
+    let early = 20_000;
+    for _ in 0..early {
+        told_on(&exit, 1, 3, &unreadable).expect("as many may be early");
+    }
+    let each = second.received.waiting() / early;
+    assert!(each >= 128, "{each} bytes count of one that is hardly any");
+    assert_eq!(exit.lock().urgent.len(), 0);
+    let end = Message::End(End::new(EndReason::DONE));
+    assert_eq!(told_on(&exit, 0, 9, &end), Err(Broken::Unanswered));
+    let waiting = exit.lock().urgent.len();
+    assert!((256..2000).contains(&waiting), "{waiting}");
+    assert_eq!(first.sending.waiting(), waiting as u64, "the channel knows");
+    exit.lock().close(failure::broken(Broken::Unanswered));
+    assert_eq!(first.sending.waiting(), 0);
+    drop(exit);
+    assert_eq!(second.received.waiting(), 0);
+}
+
+#[test]
+fn as_many_answers_at_once_as_streams_may_ask_for_break_nothing() {
+    let (exit, [first, _]) = exit_of_two_legs();
+    let switch = Message::Unknown(RelayCommand::CONFLUX_SWITCH, &[0, 0, 0, 1]);
+    told_on(&exit, 1, 0, &switch).expect("allowed");
+    for stream in 1..=1000 {
+        let unreadable = Message::Unknown(RelayCommand::BEGIN, b"?");
+        told_on(&exit, 1, stream, &unreadable).expect("early");
+    }
+    let end = Message::End(End::new(EndReason::DONE));
+    told_on(&exit, 0, 2000, &end).expect("the next of all");
+    assert_eq!(first.sending.waiting(), 1000);
+    let mut answers = 0;
+    while exit.lock().next_message(LegId(0)).is_some()
+        || exit.lock().next_message(LegId(1)).is_some()
+    {
+        answers += 1;
+    }
+    assert!((1000..1010).contains(&answers), "{answers}, and SWITCHes");
+    assert_eq!(first.sending.waiting(), 0);
+}
+
+/// A cell comes in a large buffer of its channel, which it would keep whole.
+#[tokio::test]
+async fn a_reader_that_stands_still_keeps_no_buffer_of_a_channel() {
+    let mut pair = Pair::new(VEGAS);
+    let (_near, mut far) = pair.stream(HALF_CLOSE);
+    let data = message::control(Format::V0, &Message::Data(b"x"), StreamId(1), zeros);
+    let mut buffer = BytesMut::with_capacity(1 << 15);
+    buffer.extend_from_slice(&data.body);
+    let body = buffer.split();
+    pair.exit
+        .lock()
+        .handle_message(body, digest(1), at())
+        .expect("allowed");
+    buffer.reserve(1 << 14);
+    assert!(buffer.try_reclaim(1 << 15), "nobody else has it");
+    let mut got = [0];
+    far.read_exact(&mut got).await.expect("it came");
 }
 
 #[test]
