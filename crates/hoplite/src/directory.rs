@@ -604,6 +604,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long one address may take.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(10);
+/// And all of a relay's: whoever has many and lets each take long keeps others waiting.
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often it is looked whether somebody is to be tested.
 const REACH_PAUSE: Duration = Duration::from_millis(100);
 
@@ -666,10 +668,15 @@ impl Tester {
 
     /// Whether the relay is at each of the addresses.
     async fn test(&self, probe: Probe) -> (Probe, bool) {
-        let mut passed = !probe.addresses.is_empty();
-        for address in &probe.addresses {
-            passed = passed && self.is_at(&probe, *address).await;
-        }
+        let all = async {
+            for address in &probe.addresses {
+                if !self.is_at(&probe, *address).await {
+                    return false;
+                }
+            }
+            !probe.addresses.is_empty()
+        };
+        let passed = timeout(TEST_TIMEOUT, Box::pin(all)).await == Ok(true);
         if !passed {
             // Whoever names addresses where nobody is pays with his places, not with the authority's memory.
             tokio::time::sleep(CLOSE_TIMEOUT).await;

@@ -127,6 +127,8 @@ pub struct Probe {
     pub addresses: Vec<SocketAddr>,
     /// It has passed before.
     again: bool,
+    /// Which test it is.
+    number: u64,
 }
 
 /// What a descriptor that was taken in means for the store.
@@ -156,6 +158,32 @@ pub(super) struct Pool {
     waiting: BTreeMap<Key, Waiting>,
     /// How many have waited so far.
     arrived: u64,
+    /// The tests that have begun and not ended, whatever has become of the descriptors since, and how many have begun.
+    under_way: BTreeMap<u64, UnderWay>,
+    begun: u64,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    identity: Key,
+    /// As whose it counts.
+    network: Option<IpAddr>,
+    ips: Vec<IpAddr>,
+    again: bool,
+}
+
+/// A relay that may be tested next.
+struct Next<'a> {
+    relay: &'a Descriptor,
+    network: Option<IpAddr>,
+    again: bool,
+}
+
+/// How many tests are under way, and what they dial, or would if they were not in each other's way.
+#[derive(Default)]
+struct Dialled {
+    again: (usize, HashSet<IpAddr>),
+    new: (usize, HashSet<IpAddr>),
 }
 
 #[derive(Debug)]
@@ -165,7 +193,6 @@ struct Tested {
     since: u64,
     passed: u64,
     next: u64,
-    is_testing: bool,
 }
 
 #[derive(Debug)]
@@ -176,7 +203,6 @@ struct Waiting {
     /// Since when it had passed its tests before a restart.
     since: Option<u64>,
     arrived: u64,
-    is_testing: bool,
 }
 
 /// The first bits of an address, by family.
@@ -310,6 +336,50 @@ fn is_same_place(one: &Descriptor, other: &Descriptor) -> bool {
     one.addresses == other.addresses && place(one) == place(other)
 }
 
+/// Where a relay is, by its first address.
+fn home(relay: &Descriptor) -> Option<IpAddr> {
+    ips(relay).next().map(|ip| network(ip, 16, 32))
+}
+
+fn ips(relay: &Descriptor) -> impl Iterator<Item = IpAddr> {
+    relay.addresses.iter().map(SocketAddr::ip)
+}
+
+impl Dialled {
+    fn of(under_way: &BTreeMap<u64, UnderWay>) -> Self {
+        let mut dialled = Self::default();
+        for one in under_way.values() {
+            let (count, all) = dialled.one(one.again);
+            *count = count.saturating_add(1);
+            all.extend(&one.ips);
+        }
+        dialled
+    }
+
+    fn one(&mut self, again: bool) -> &mut (usize, HashSet<IpAddr>) {
+        if again {
+            &mut self.again
+        } else {
+            &mut self.new
+        }
+    }
+
+    fn count(&mut self, again: bool) -> usize {
+        self.one(again).0
+    }
+
+    /// Whether this relay's addresses may be dialled now. If not it is the next there: who comes behind it does not go first.
+    fn add(&mut self, relay: &Descriptor, again: bool) -> bool {
+        let is_dialled =
+            |ip: IpAddr| self.again.1.contains(&ip) || (!again && self.new.1.contains(&ip));
+        let is_free = !ips(relay).any(is_dialled);
+        let (count, all) = self.one(again);
+        all.extend(ips(relay));
+        *count = count.saturating_add(usize::from(is_free));
+        is_free
+    }
+}
+
 impl Pool {
     /// How many relays are known, tested or not.
     pub(super) fn len(&self) -> usize {
@@ -396,7 +466,6 @@ impl Pool {
             from,
             since: self.waiting.get(&identity).and_then(|before| before.since),
             arrived: self.arrived,
-            is_testing: false,
         };
         self.waiting.insert(identity, waiting);
         let gone = gone.filter(|gone| !self.tested.contains_key(gone));
@@ -512,35 +581,23 @@ impl Pool {
         Ok(gone)
     }
 
-    /// What is to be tested now. Of each network's the first comes first, then of each the second; no address is tested twice at once. One
-    /// test of many is kept for those that have passed before.
+    /// What is to be tested now. Of each network's the first comes first, then of each the second; no address is tested twice at once. Three of
+    /// four tests are for new ones at most, and as many for those that have passed before, which wait for none but each other.
     pub(super) fn probes(&mut self, rules: &Admission, now: u64) -> Vec<Probe> {
-        let tested = self.tested.values().filter(|tested| tested.is_testing);
-        let waiting = self.waiting.values().filter(|waiting| waiting.is_testing);
-        let busy = tested
-            .map(|tested| &tested.signed)
-            .chain(waiting.map(|waiting| &waiting.signed));
-        let busy: Vec<_> = busy.map(|signed| &signed.descriptor).collect();
-        let mut free = rules.tests.saturating_sub(busy.len());
-        let mut dialled: HashSet<IpAddr> = busy
-            .iter()
-            .flat_map(|relay| &relay.addresses)
-            .map(SocketAddr::ip)
-            .collect();
+        let most = rules.tests.saturating_sub(rules.tests / 4);
         let mut chosen = Vec::new();
-        let due = self
-            .tested
-            .values()
-            .filter(|tested| !tested.is_testing && tested.next <= now);
-        let due = due.map(|tested| (&tested.signed.descriptor, true));
-        let new = self.in_turn().into_iter().map(|relay| (relay, false));
-        for (relay, again) in due.take(free.div_ceil(4)).chain(new) {
-            let ips = || relay.addresses.iter().map(SocketAddr::ip);
-            if free == 0 || ips().any(|ip| dialled.contains(&ip)) {
+        let mut under_way = Vec::new();
+        let mut dialled = Dialled::of(&self.under_way);
+        for next in self.due(now).into_iter().chain(self.new_ones()) {
+            let Next {
+                relay,
+                network,
+                again,
+            } = next;
+            let all = dialled.again.0.saturating_add(dialled.new.0);
+            if all >= rules.tests || dialled.count(again) >= most || !dialled.add(relay, again) {
                 continue;
             }
-            free = free.saturating_sub(1);
-            dialled.extend(ips());
             let addresses = relay
                 .addresses
                 .iter()
@@ -549,48 +606,73 @@ impl Pool {
                 relay: relay.clone(),
                 addresses: addresses.copied().collect(),
                 again,
+                number: self.begun.saturating_add(chosen.len() as u64),
+            });
+            under_way.push(UnderWay {
+                identity: relay.identity,
+                network,
+                ips: ips(relay).collect(),
+                again,
             });
         }
-        for probe in &chosen {
-            self.mark(probe, true);
-        }
+        let numbers = chosen.iter().map(|probe| probe.number);
+        self.under_way.extend(numbers.zip(under_way));
+        self.begun = self.begun.saturating_add(chosen.len() as u64);
         chosen
     }
 
-    /// Those that wait, round by round of the networks that handed them in.
-    fn in_turn(&self) -> Vec<&Descriptor> {
-        let mut waiting: Vec<_> = self.waiting.values().collect();
-        waiting.sort_by_key(|waiting| waiting.arrived);
-        let mut rounds = HashMap::<Option<IpAddr>, usize>::new();
-        let mut in_turn: Vec<_> = waiting
-            .into_iter()
-            .map(|waiting| {
-                let round = rounds.entry(waiting.from).or_default();
-                *round = round.saturating_add(1);
-                (*round, waiting)
-            })
-            .collect();
-        in_turn.sort_by_key(|(round, waiting)| (*round, waiting.arrived));
-        let idle = in_turn
-            .into_iter()
-            .filter(|(_, waiting)| !waiting.is_testing);
-        idle.map(|(_, waiting)| &waiting.signed.descriptor)
-            .collect()
+    /// Those whose test is due again, round by round of the networks they are in, who has waited longest first.
+    fn due(&self, now: u64) -> Vec<Next<'_>> {
+        let mut due: Vec<_> = self.tested.values().collect();
+        due.retain(|tested| tested.next <= now);
+        due.sort_by_key(|tested| tested.next);
+        let due = due.into_iter().map(|tested| &tested.signed.descriptor);
+        self.in_rounds(due.map(|relay| (home(relay), relay)), true)
     }
 
-    fn mark(&mut self, probe: &Probe, is_testing: bool) {
-        let identity = &probe.relay.identity;
-        if probe.again {
-            self.tested
-                .get_mut(identity)
-                .into_iter()
-                .for_each(|tested| tested.is_testing = is_testing)
-        } else {
-            self.waiting
-                .get_mut(identity)
-                .into_iter()
-                .for_each(|waiting| waiting.is_testing = is_testing)
-        }
+    /// Those that wait, round by round of the networks that handed them in; first those that had passed before a restart.
+    fn new_ones(&self) -> Vec<Next<'_>> {
+        let mut waiting: Vec<_> = self.waiting.values().collect();
+        waiting.sort_by_key(|waiting| (waiting.since.is_none(), waiting.arrived));
+        let new = waiting.into_iter().map(|waiting| {
+            let relay = &waiting.signed.descriptor;
+            (waiting.from.or_else(|| home(relay)), relay)
+        });
+        self.in_rounds(new, false)
+    }
+
+    /// The first of each network, in their order, then the second; those under way stand before them, whatever has become of their descriptors.
+    fn in_rounds<'a>(
+        &'a self,
+        all: impl Iterator<Item = (Option<IpAddr>, &'a Descriptor)>,
+        again: bool,
+    ) -> Vec<Next<'a>> {
+        let mut rounds = HashMap::<Option<IpAddr>, usize>::new();
+        let mut round = |network| {
+            let round = rounds.entry(network).or_default();
+            *round = round.saturating_add(1);
+            *round
+        };
+        let under_way = self.under_way.values().filter(|one| one.again == again);
+        let under_way: HashSet<_> = under_way
+            .map(|one| {
+                round(one.network);
+                one.identity
+            })
+            .collect();
+        let waits = all.filter(|(_, relay)| !under_way.contains(&relay.identity));
+        let mut waits: Vec<_> = waits
+            .map(|(network, relay)| {
+                let next = Next {
+                    relay,
+                    network,
+                    again,
+                };
+                (round(network), next)
+            })
+            .collect();
+        waits.sort_by_key(|(round, _)| *round);
+        waits.into_iter().map(|(_, next)| next).collect()
     }
 
     /// What came of a test. Gives what is to be done in the store.
@@ -601,7 +683,7 @@ impl Pool {
         rules: &Admission,
         now: u64,
     ) -> Option<Settled> {
-        self.mark(probe, false);
+        self.under_way.remove(&probe.number);
         let identity = probe.relay.identity;
         if probe.again {
             let tested = self.tested.get_mut(&identity)?;
@@ -628,7 +710,6 @@ impl Pool {
             since,
             passed: now,
             next: now.saturating_add(rules.retest.as_secs()),
-            is_testing: false,
         };
         self.tested.insert(identity, tested);
         before.is_none().then_some(Settled::Since(identity, since))

@@ -188,7 +188,7 @@ fn upload(authority: &mut Authority, n: u8) {
 }
 
 /// Tests all that are to be tested until nothing is; `passes` says which are where they say.
-fn test(authority: &mut Authority, now: u64, passes: impl Fn(&Probe) -> bool) -> Vec<Key> {
+fn test(authority: &mut Authority, now: u64, mut passes: impl FnMut(&Probe) -> bool) -> Vec<Key> {
     let mut gone = Vec::new();
     loop {
         let probes = authority.probes(now);
