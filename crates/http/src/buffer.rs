@@ -8,8 +8,8 @@ use bytes::{Bytes, BytesMut};
 const READ: usize = 64 * 1024;
 /// What a thread's buffer holds: two reads.
 const ARENA: usize = 128 * 1024;
-/// Reads below this are copied, so that a peer that does not read pins no more than it was sent, times a few.
-const SMALL: usize = 8 * 1024;
+/// Reads of up to so many bytes are copied, so that a peer that does not read pins no more than it was sent, times a few.
+pub const COPIED: usize = 8 * 1024;
 
 thread_local! {
     static BUFFER: RefCell<BytesMut> = RefCell::new(BytesMut::new());
@@ -25,7 +25,7 @@ pub fn read_shared<E>(read: impl FnOnce(&mut BytesMut) -> Result<usize, E>) -> R
             *buffer = BytesMut::with_capacity(ARENA);
         }
         let len = read(buffer)?;
-        if len >= SMALL {
+        if len > COPIED {
             return Ok(buffer.split().freeze());
         }
         let bytes = Bytes::copy_from_slice(buffer);

@@ -18,6 +18,21 @@ use crate::DatagramSink;
 /// How many pieces of a stream are read before others get their turn.
 const READ_BUDGET: usize = 32;
 
+/// How much a stream's capsule that has come in part holds, as its sink was told.
+#[derive(Debug, Default)]
+pub(crate) struct Part(usize);
+
+impl Part {
+    /// All of what came was read: the sink is told what is held of it, and what it has no room for is given up.
+    pub(crate) fn see(&mut self, capsules: &mut CapsuleReader, sink: &dyn DatagramSink) {
+        let held = capsules.held();
+        if std::mem::replace(&mut self.0, held) != held && !sink.holds(held) {
+            capsules.give_up();
+            self.0 = 0;
+        }
+    }
+}
+
 /// Why an HTTP Datagram or a capsule comes to nothing; the flow goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dropped {
@@ -96,9 +111,9 @@ pub(crate) async fn read<E: From<Malformed>>(
     mut poll_data: impl FnMut(&mut Context<'_>) -> Poll<Result<Option<Bytes>, E>>,
     sink: &dyn DatagramSink,
 ) -> Result<(), E> {
-    let mut capsules = CapsuleReader::default();
+    let (mut capsules, mut part) = (CapsuleReader::default(), Part::default());
     loop {
-        let more = poll_fn(|cx| turn(&mut poll_data, &mut capsules, sink, cx)).await;
+        let more = poll_fn(|cx| turn(&mut poll_data, (&mut capsules, &mut part), sink, cx)).await;
         sink.flush();
         if !more? {
             break;
@@ -115,7 +130,7 @@ pub(crate) async fn read<E: From<Malformed>>(
 /// Reads what is there; false when the peer has finished.
 fn turn<E: From<Malformed>>(
     poll_data: &mut impl FnMut(&mut Context<'_>) -> Poll<Result<Option<Bytes>, E>>,
-    capsules: &mut CapsuleReader,
+    (capsules, part): (&mut CapsuleReader, &mut Part),
     sink: &dyn DatagramSink,
     cx: &mut Context<'_>,
 ) -> Poll<Result<bool, E>> {
@@ -128,6 +143,7 @@ fn turn<E: From<Malformed>>(
                         return Poll::Ready(Err(refused.malformed().into()));
                     }
                 }
+                part.see(capsules, sink);
             }
             Poll::Ready(Ok(None)) => return Poll::Ready(Ok(false)),
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
@@ -146,5 +162,54 @@ impl Refused {
             Self::Ip => "a capsule of IP proxying",
             Self::Bound => "a capsule of bound UDP",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hoplite_wire::capsule::{self, UDP_OVERHEAD};
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    /// Has room for so much of a capsule that has come in part.
+    struct Narrow {
+        room: usize,
+        held: Mutex<Vec<usize>>,
+        lengths: Mutex<Vec<usize>>,
+    }
+
+    impl DatagramSink for Narrow {
+        fn push(&self, payload: Bytes) {
+            self.lengths.lock().push(payload.len());
+        }
+
+        fn flush(&self) {}
+
+        fn holds(&self, bytes: usize) -> bool {
+            self.held.lock().push(bytes);
+            bytes <= self.room
+        }
+    }
+
+    #[tokio::test]
+    async fn a_capsule_that_comes_in_parts_is_lost_alone_where_its_sink_has_no_room_for_it() {
+        let mut bytes = Vec::with_capacity(200_000 + 4 * UDP_OVERHEAD);
+        for length in [100_usize, 60_000, 2_000, 40_000, 5_000] {
+            capsule::write_udp(&mut bytes, &vec![7; length]);
+        }
+        let mut pieces = bytes.chunks(1_000).map(Bytes::copy_from_slice);
+        let sink = Narrow {
+            room: 8_192,
+            held: Mutex::default(),
+            lengths: Mutex::default(),
+        };
+        let read = read(|_| Poll::Ready(Ok::<_, Malformed>(pieces.next())), &sink).await;
+        assert_eq!(read, Ok(()));
+        assert_eq!(*sink.lengths.lock(), [100, 2_000, 5_000]);
+        let held = sink.held.lock();
+        // It is told as it grows, a few times, and when there is nothing any more.
+        assert!(held.contains(&0) && held.len() < 20, "{held:?}");
+        assert!(held.iter().all(|held| *held <= 4 * sink.room), "{held:?}");
     }
 }

@@ -24,7 +24,7 @@ use std::{fmt, io};
 
 use hoplite_overlay::{Error, ErrorKind};
 
-pub use buffer::read_shared;
+pub use buffer::{COPIED, read_shared};
 pub use exchange::{ByteStream, DataReceiver, DataSender, Exchange};
 pub use flow::{Flow, Sent};
 pub use h1::H1Error;

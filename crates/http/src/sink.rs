@@ -24,6 +24,13 @@ pub trait DatagramSink: Send + Sync {
     /// Nothing more for now: what was pushed should leave.
     fn flush(&self);
 
+    /// So many bytes are held now of a capsule that has come in part, whose rest they wait for; none, once it is whole. Whether there is room for them: what
+    /// there is none for is dropped.
+    fn holds(&self, bytes: usize) -> bool {
+        let _ = bytes;
+        true
+    }
+
     /// A capsule of forwarded mode, in order among what came on the request stream. Where there is no forwarded
     /// mode it is an unknown capsule: dropped. `Break` ends the flow, over HTTP/3 with H3_DATAGRAM_ERROR, and nothing more is read.
     fn capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {

@@ -33,7 +33,9 @@ mod unvalidated;
 
 pub(crate) use bucket::Bucket;
 use memory::Memory;
-pub(crate) use memory::{Account, INITIAL_WINDOWS, InHand, MemoryReservation, Stalled, Transport};
+pub(crate) use memory::{
+    Account, HeldPart, INITIAL_WINDOWS, InHand, MemoryReservation, Stalled, TUNNEL, Transport,
+};
 use places::Places;
 pub(crate) use places::{Busy, Place};
 use unvalidated::HandshakeBounds;

@@ -140,6 +140,24 @@ impl CapsuleReader {
         None
     }
 
+    /// How many bytes are held for a capsule that has come in part.
+    pub fn held(&self) -> usize {
+        match &self.state {
+            State::Keep { kept, .. } => kept.capacity(),
+            State::Head(_) | State::Skip { .. } => 0,
+        }
+    }
+
+    /// Gives up what is held: the rest of that capsule is skipped, as that of one that is too large.
+    pub fn give_up(&mut self) {
+        if let State::Keep { kind, left, .. } = &self.state {
+            if *kind == DATAGRAM {
+                self.oversized = self.oversized.saturating_add(1);
+            }
+            self.state = State::Skip { left: *left as u64 };
+        }
+    }
+
     /// How many DATAGRAM capsules were skipped because of their size since the last call.
     pub fn take_oversized(&mut self) -> u64 {
         std::mem::take(&mut self.oversized)
@@ -252,6 +270,22 @@ mod tests {
             assert_eq!(reader.take_oversized(), 1);
             assert!(reader.is_between_capsules());
         }
+    }
+
+    #[test]
+    fn what_has_come_of_a_capsule_is_held_and_can_be_given_up() {
+        let bytes = [raw(DATAGRAM, &[1; 60_000]), raw(DATAGRAM, b"a")].concat();
+        let (first, rest) = bytes.split_at(10_000);
+        let mut reader = CapsuleReader::default();
+        assert_eq!(reader.held(), 0);
+        assert_eq!(reader.next(&mut Bytes::copy_from_slice(first)), None);
+        assert!((9_000..=20_000).contains(&reader.held()));
+        reader.give_up();
+        assert_eq!((reader.held(), reader.take_oversized()), (0, 1));
+        let mut rest = Bytes::copy_from_slice(rest);
+        let next = reader.next_datagram(&mut rest);
+        assert_eq!(next.as_deref(), Some(&b"a"[..]));
+        assert!(reader.is_between_capsules());
     }
 
     #[test]

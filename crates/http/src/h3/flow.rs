@@ -41,7 +41,7 @@ use super::{
     session::Ticket,
     sharing::{Class, Rhythm},
 };
-use crate::capsules::{self, Dropped, Refused};
+use crate::capsules::{self, Dropped, Part, Refused};
 
 /// What QUIC needs of every path (RFC 9000 §14): up to here a payload goes as a capsule when no frame holds it.
 const ALWAYS_CARRIED: usize = 1200;
@@ -568,10 +568,10 @@ async fn read(shared: &Shared, receiver: &mut DataReceiver) -> Result<(), H3Erro
             return Ok(());
         }
     }
-    let mut capsules = CapsuleReader::default();
+    let (mut capsules, mut part) = (CapsuleReader::default(), Part::default());
     poll_fn(|cx| {
         shared.poll_drive(cx)?;
-        poll_capsules(shared, receiver, &mut capsules, cx)
+        poll_capsules(shared, receiver, (&mut capsules, &mut part), cx)
     })
     .await?;
     if capsules.is_between_capsules() {
@@ -585,7 +585,7 @@ async fn read(shared: &Shared, receiver: &mut DataReceiver) -> Result<(), H3Erro
 fn poll_capsules(
     shared: &Shared,
     receiver: &mut DataReceiver,
-    capsules: &mut CapsuleReader,
+    (capsules, part): (&mut CapsuleReader, &mut Part),
     cx: &mut Context<'_>,
 ) -> Poll<Result<(), H3Error>> {
     let mut read = Poll::Pending;
@@ -600,6 +600,7 @@ fn poll_capsules(
                 return Poll::Ready(Err(shared.break_off(receiver, code)));
             }
         }
+        part.see(capsules, &*shared.inbound.sink);
         chunks += 1;
     }
     if chunks > 0 {

@@ -12,6 +12,10 @@
 //! room for that they wait with it. It keeps that for [`REST`] after it stalled last: to withdraw a window and to give it again lets the client send as much
 //! more each time, and a slow target stalls again and again.
 //!
+//! What is read of a target counts before the transport takes it: each request counts [`TUNNEL`], of which a read may fill [`PIECE`], and for larger reads the
+//! connection's tunnels share half of what may wait for the client ([`Account::draw`]). While those that nobody takes have all of that, the others read in
+//! pieces.
+//!
 //! Where too little is left, the client that has most makes room, if that is more than twice what the one that asks would have: what rests for longest of its
 //! connections is closed, the widest first, and of those that move the widest is narrowed; one that has much and has hardly less [`STUBBORN`] after that is
 //! closed as those that rest. So whoever stuffs what nobody reads loses it to others.
@@ -43,6 +47,13 @@ const IDLE: u64 = 64 << 10;
 const WAITING: u64 = 3;
 /// The same, each way, from its first request on.
 const BUSY: u64 = 128 << 10;
+/// What a request counts while it is served: some 4 kB that its tunnel holds at rest, and a piece.
+pub(crate) const TUNNEL: usize = 4096 + PIECE;
+/// What a tunnel may hold without asking: of its target, that its client has not taken, or of a capsule that has come in part. It is copied, so that nothing
+/// else is held with it.
+pub(crate) const PIECE: usize = hoplite_http::COPIED;
+/// What a larger read of a target counts beside the piece, whatever it brings: it holds the buffer that it came in.
+const LARGE: u64 = 56 << 10;
 /// What a stream that stalls may hold for a start.
 const STALLED: u64 = 1 << 20;
 /// A window that is moved in less is never too wide.
@@ -107,12 +118,21 @@ struct Tally {
     in_hand: AtomicU64,
     may_hand: AtomicU64,
     less: Notify,
+    /// For larger reads that the transport has not taken; as much as the window is let.
+    drawn: AtomicU64,
+    may_draw: AtomicU64,
     begun: AtomicBool,
     lost: Notify,
 }
 
 /// Bytes that were read and are not taken by a target yet.
 pub(crate) struct InHand<'a> {
+    account: &'a Account,
+    bytes: u64,
+}
+
+/// What may be read of a target, and was, and is not taken by the transport yet. Dropping it says that it is.
+pub(crate) struct Drawn<'a> {
     account: &'a Account,
     bytes: u64,
 }
@@ -134,6 +154,13 @@ pub(crate) struct Stalled<'a> {
 pub(crate) struct MemoryReservation {
     account: Arc<Account>,
     bytes: u64,
+}
+
+/// What a tunnel holds of a capsule that has come in part. Its [`PIECE`] counts with its request, and what is more here.
+#[derive(Debug)]
+pub(crate) struct HeldPart {
+    account: Arc<Account>,
+    more: Mutex<Option<MemoryReservation>>,
 }
 
 /// What is promised to one connection, in bytes.
@@ -244,9 +271,15 @@ impl Promised {
         ..Self::NEW
     };
 
-    /// As much as may be sent may also be in hand.
+    /// As much as may be sent may also be in hand, and half of what may wait for the client may be drawn.
     const fn cost(&self) -> u64 {
-        self.base + 2 * self.up + self.down + self.stalled + self.stuck + self.owed.0 + self.owed.1
+        let waiting = self.down + self.owed.1;
+        self.base + 2 * self.up + self.stalled + self.stuck + self.owed.0 + waiting + waiting / 2
+    }
+
+    /// How much there is for reads of targets that are larger than a piece.
+    const fn may_draw(&self) -> u64 {
+        self.down / 2
     }
 
     /// What the transport is told.
@@ -679,6 +712,7 @@ impl Account {
             next_read,
             next_written,
             may_hand,
+            may_draw,
             less,
             ..
         } = &*self.tally;
@@ -690,6 +724,7 @@ impl Account {
             next_written.store(written.load(Relaxed) + windows.down / 2, Relaxed);
         }
         may_hand.store(windows.up, Relaxed);
+        may_draw.store(windows.may_draw(), Relaxed);
         let Some(before) = before else {
             return;
         };
@@ -808,6 +843,23 @@ impl Account {
         }
     }
 
+    /// Room for a read of a target: for a large one if the connection's other tunnels leave so much, else for a piece.
+    pub(crate) fn draw(&self) -> Drawn<'_> {
+        let Tally {
+            drawn, may_draw, ..
+        } = &*self.tally;
+        let may = may_draw.load(Relaxed);
+        let is_large = drawn
+            .fetch_update(Relaxed, Relaxed, |drawn| {
+                Some(drawn + LARGE).filter(|drawn| *drawn <= may)
+            })
+            .is_ok();
+        Drawn {
+            account: self,
+            bytes: if is_large { LARGE } else { 0 },
+        }
+    }
+
     /// How often the client has been blocked.
     fn blocked(&self) -> u64 {
         let transport = self.transport.lock();
@@ -896,6 +948,21 @@ impl<'a> InHand<'a> {
     }
 }
 
+impl Drawn<'_> {
+    /// How many bytes may be read.
+    pub(crate) fn room(&self) -> usize {
+        PIECE.saturating_add(usize::try_from(self.bytes).unwrap_or(usize::MAX))
+    }
+
+    /// So many were: of a piece nothing counts beside the request.
+    pub(crate) fn keep(&mut self, bytes: usize) {
+        if bytes <= PIECE {
+            let spared = std::mem::take(&mut self.bytes);
+            self.account.tally.drawn.fetch_sub(spared, Relaxed);
+        }
+    }
+}
+
 impl Stalled<'_> {
     /// Whether there is room for so much more that the stream may hold, and for what is in hand, which then counts with it.
     fn hold(&mut self, more: u64, hand: &mut InHand<'_>) -> bool {
@@ -967,11 +1034,38 @@ impl MemoryReservation {
     }
 }
 
+impl HeldPart {
+    pub(crate) fn new(account: Arc<Account>) -> Self {
+        Self {
+            account,
+            more: Mutex::default(),
+        }
+    }
+
+    /// It is so many bytes from now on, if there is room for them.
+    pub(crate) fn is(&self, bytes: usize) -> bool {
+        let more = bytes.saturating_sub(PIECE);
+        let mut held = self.more.lock();
+        if held.as_ref().map_or(0, |held| held.bytes) != more as u64 {
+            // What it was goes first: of a capsule that grows, what is left counts.
+            *held = None;
+            *held = MemoryReservation::take(&self.account, more);
+        }
+        more == 0 || held.is_some()
+    }
+}
+
 impl Drop for MemoryReservation {
     fn drop(&mut self) {
         let bytes = self.bytes;
         self.account
             .change(|books, id, now| books.resume(id, (0, bytes), now));
+    }
+}
+
+impl Drop for Drawn<'_> {
+    fn drop(&mut self) {
+        self.account.tally.drawn.fetch_sub(self.bytes, Relaxed);
     }
 }
 
@@ -1126,6 +1220,30 @@ mod tests {
     }
 
     #[test]
+    fn of_a_capsule_that_has_come_in_part_a_piece_counts_with_its_request_and_the_rest_where_there_is_room()
+     {
+        let memory = Memory::new(&Limits {
+            memory: 64 * MIB,
+            ..Limits::default()
+        });
+        let account = memory.enter(ALICE, 1 << 20).expect("room");
+        let account = Arc::new(account);
+        let before = memory.promised().0;
+        let part = HeldPart::new(Arc::clone(&account));
+        assert!(part.is(PIECE));
+        assert_eq!(memory.promised().0, before);
+        assert!(part.is(65_536));
+        assert_eq!(memory.promised().0, before + 65_536 - PIECE as u64);
+        assert!(part.is(0));
+        assert_eq!(memory.promised().0, before);
+        // Nothing is left.
+        memory.set_most(before);
+        assert!(!part.is(65_536));
+        assert!(part.is(PIECE));
+        assert_eq!(memory.promised().0, before);
+    }
+
+    #[test]
     fn what_waits_for_a_client_counts_until_the_narrower_window_takes_more() {
         let (mut books, mut now) = (books(1 << 30), Instant::now());
         let alice = enter(&mut books, ALICE, now);
@@ -1134,7 +1252,11 @@ mod tests {
         books.rest(alice.id, now);
         assert_eq!(books.used, wide);
         books.taken(alice.id, now);
-        assert_eq!(books.used, wide - down + INITIAL_WINDOWS.1);
+        assert_eq!(
+            books.used,
+            wide - (down - INITIAL_WINDOWS.1) / 2 * 3,
+            "and what may be drawn beside it"
+        );
     }
 
     #[test]

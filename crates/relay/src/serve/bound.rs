@@ -30,7 +30,7 @@ use super::{Shared, splice::watch};
 use crate::{
     bound::{Breach, Contexts, Meaning, Targets},
     egress::Bound,
-    limits::{Account, Pace},
+    limits::{Account, HeldPart, Pace},
 };
 
 /// What one receive call may bring: a whole GRO batch.
@@ -48,7 +48,7 @@ thread_local! {
 /// Carries payloads until the client closes the flow or breaks a rule, or nothing has passed for long.
 pub(crate) async fn carry(
     shared: &Arc<Shared>,
-    (pace, account): (Pace, Option<Arc<Account>>),
+    (pace, account, part): (Pace, Option<Arc<Account>>, HeldPart),
     bound: Bound,
     exchange: Exchange,
 ) {
@@ -66,6 +66,7 @@ pub(crate) async fn carry(
     let sink = ToNetwork {
         open: open.clone(),
         answer,
+        part,
     };
     let client = exchange.datagrams(Arc::new(sink));
     let down = |family: usize| {
@@ -116,6 +117,7 @@ struct Open {
 struct ToNetwork {
     open: Arc<Open>,
     answer: mpsc::Sender<Capsule>,
+    part: HeldPart,
 }
 
 impl Open {
@@ -257,6 +259,10 @@ impl DatagramSink for ToNetwork {
     }
 
     fn flush(&self) {}
+
+    fn holds(&self, bytes: usize) -> bool {
+        self.part.is(bytes)
+    }
 
     fn bound_capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {
         let answered = match capsule {

@@ -23,7 +23,7 @@ use crate::{
     egress::{Lots, Origin},
     failure::{Failure, Limit},
     forward::{self, ClientConnection},
-    limits::{Account, ClientKey, MemoryReservation, Place, QuotaGuard},
+    limits::{Account, ClientKey, HeldPart, MemoryReservation, Place, QuotaGuard, TUNNEL},
     metrics::{Method, Up},
 };
 
@@ -64,13 +64,13 @@ impl Job {
             place.busy()
         });
         let done = match admitted {
-            Ok((Asked::Tcp(target, capsules), quota, _buffer)) => {
+            Ok((Asked::Tcp(target, capsules), quota, _memory)) => {
                 Box::pin(self.tcp(&target, capsules, &quota)).await
             }
-            Ok((Asked::Udp(target), quota, _buffer)) => Box::pin(self.udp(&target, &quota)).await,
-            Ok((Asked::Bound, quota, _buffer)) => Box::pin(self.bound_udp(&quota)).await,
-            Ok((Asked::Ip(scope), quota, _buffer)) => Box::pin(self.ip(&scope, &quota)).await,
-            Ok((Asked::Dns(source), quota, _buffer)) => Box::pin(self.dns(source, &quota)).await,
+            Ok((Asked::Udp(target), quota, _memory)) => Box::pin(self.udp(&target, &quota)).await,
+            Ok((Asked::Bound, quota, _memory)) => Box::pin(self.bound_udp(&quota)).await,
+            Ok((Asked::Ip(scope), quota, _memory)) => Box::pin(self.ip(&scope, &quota)).await,
+            Ok((Asked::Dns(source), quota, _memory)) => Box::pin(self.dns(source, &quota)).await,
             Err(failure) => Box::pin(refuse(&shared, method, failure, self.exchange)).await,
         };
         if let Err(ClientGone) = done {
@@ -96,9 +96,9 @@ impl Job {
             .quotas
             .request(key)
             .map_err(|_| Failure::Limited(Limit::Requests))?;
-        let buffer = MemoryReservation::take(&self.account, self.buffer());
-        let buffer = buffer.ok_or(Failure::Limited(Limit::Memory))?;
-        Ok((asked, quota, buffer))
+        let memory = MemoryReservation::take(&self.account, self.memory());
+        let memory = memory.ok_or(Failure::Limited(Limit::Memory))?;
+        Ok((asked, quota, memory))
     }
 
     fn not_admitted(&self, why: NotAdmitted) -> Failure {
@@ -114,12 +114,13 @@ impl Job {
         }
     }
 
-    /// What may wait for the client of this request alone, beside what the connection's windows allow, in bytes.
-    fn buffer(&self) -> usize {
-        match self.exchange.version() {
+    /// What this request alone may hold, beside what the connection's windows allow, in bytes.
+    fn memory(&self) -> usize {
+        let waiting = match self.exchange.version() {
             HttpVersion::H2 => self.shared.h2.send_buffer,
             HttpVersion::H1 | HttpVersion::H3 => 0,
-        }
+        };
+        TUNNEL + waiting
     }
 
     async fn tcp(
@@ -231,6 +232,7 @@ impl Job {
         };
         let head = ResponseHead::new(200).with("capsule-protocol", "?1");
         let head = located(head, self.region);
+        let part = HeldPart::new(Arc::clone(&self.account));
         let account = self.client_connection.is_none().then_some(self.account);
         let (head, terms) =
             forward::negotiate(&shared.forwarding, &self.head, self.client_connection, head);
@@ -243,7 +245,7 @@ impl Job {
         };
         self.exchange.respond(&head).await?;
         shared.metrics.request(Method::connect_udp, "ok");
-        let counted = (quota.pace(), account);
+        let counted = (quota.pace(), account, part);
         let carried = udp::carry(shared, counted, socket, self.exchange, (terms, marks));
         Ok(Some((Box::pin(carried), place)))
     }
@@ -277,8 +279,10 @@ impl Job {
         self.exchange.respond(&head).await?;
         shared.metrics.request(method, "ok");
         let _up = Up::new(&shared.metrics.tunnels_open.bound_udp);
+        let part = HeldPart::new(Arc::clone(&self.account));
         let account = self.client_connection.is_none().then_some(self.account);
-        bound::carry(&shared, (quota.pace(), account), opened, self.exchange).await;
+        let counted = (quota.pace(), account, part);
+        bound::carry(&shared, counted, opened, self.exchange).await;
         Ok(())
     }
 
@@ -306,8 +310,10 @@ impl Job {
         self.exchange.respond(&head).await?;
         shared.metrics.request(Method::connect_ip, "ok");
         let _up = Up::new(&shared.metrics.tunnels_open.ip);
+        let part = HeldPart::new(Arc::clone(&self.account));
         let account = self.client_connection.is_none().then_some(self.account);
-        ip_flow::carry(&shared, (quota.pace(), account), opened, self.exchange).await;
+        let counted = (quota.pace(), account, part);
+        ip_flow::carry(&shared, counted, opened, self.exchange).await;
         Ok(())
     }
 }

@@ -25,7 +25,7 @@ use tokio::{sync::mpsc, time::Instant};
 use super::{Shared, splice::watch};
 use crate::{
     ip::{Lease, Opened, PacketFilter, Rate, Refused},
-    limits::{Account, Pace},
+    limits::{Account, HeldPart, Pace},
     metrics::PacketDrops,
 };
 
@@ -44,7 +44,7 @@ thread_local! {
 /// Carries packets until the client closes the flow or breaks a rule, or nothing has passed for long.
 pub(crate) async fn carry(
     shared: &Arc<Shared>,
-    (pace, account): (Pace, Option<Arc<Account>>),
+    (pace, account, part): (Pace, Option<Arc<Account>>, HeldPart),
     opened: Opened,
     exchange: Exchange,
 ) {
@@ -66,6 +66,7 @@ pub(crate) async fn carry(
     let sink = ToNetwork {
         flow: flow.clone(),
         asked,
+        part,
     };
     let client = exchange.datagrams(Arc::new(sink));
     client.carry_packets();
@@ -115,6 +116,7 @@ struct Open {
 struct ToNetwork {
     flow: Arc<Open>,
     asked: mpsc::Sender<Vec<Numbered>>,
+    part: HeldPart,
 }
 
 impl Open {
@@ -240,6 +242,10 @@ impl DatagramSink for ToNetwork {
     }
 
     fn flush(&self) {}
+
+    fn holds(&self, bytes: usize) -> bool {
+        self.part.is(bytes)
+    }
 
     /// Clients may assign addresses to us and advertise routes: we use neither, nobody here sends packets of its own.
     fn ip_capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {

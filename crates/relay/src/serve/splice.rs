@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, BufMut, Bytes};
 use hoplite_http::read_shared;
 use tokio::{
     io::AsyncWrite,
@@ -282,15 +282,18 @@ async fn down(
 ) -> Result<(), End> {
     loop {
         target.readable().await.map_err(|_| End::Target)?;
-        let bytes = match read(&target) {
+        let mut drawn = terms.account.draw();
+        let bytes = match read(&target, drawn.room()) {
             Ok(bytes) if bytes.is_empty() => break,
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(_) => return Err(End::Target),
         };
         let len = bytes.len();
+        drawn.keep(len);
         passed.fetch_add(1, Ordering::Relaxed);
         to.write(bytes).await.map_err(|_| End::Client)?;
+        drop(drawn);
         terms.account.wrote(len);
         terms.metrics.bytes_to_client.tcp.inc_by(len as u64);
         terms.pace.spend(len).await;
@@ -298,8 +301,8 @@ async fn down(
     to.finish().await.map_err(|_| End::Client)
 }
 
-fn read(target: &ReadHalf<'_>) -> io::Result<Bytes> {
-    read_shared(|buffer| target.try_read_buf(buffer))
+fn read(target: &ReadHalf<'_>, most: usize) -> io::Result<Bytes> {
+    read_shared(|buffer| target.try_read_buf(&mut buffer.limit(most)))
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ use parking_lot::Mutex;
 use super::{Shared, splice::watch};
 use crate::{
     forward::{Forwarding, Ledger, Terms, Tunnel},
-    limits::{Account, Pace},
+    limits::{Account, HeldPart, Pace},
 };
 
 /// Receive calls made before others get their turn.
@@ -46,7 +46,7 @@ thread_local! {
 /// Carries payloads until the client closes the tunnel, nobody is there, or nothing has passed for long.
 pub(crate) fn carry(
     shared: Arc<Shared>,
-    (pace, account): (Pace, Option<Arc<Account>>),
+    (pace, account, part): (Pace, Option<Arc<Account>>, HeldPart),
     target: UdpFlow,
     exchange: Exchange,
     (terms, marks): (Option<Terms>, Option<EcnContexts>),
@@ -65,7 +65,7 @@ pub(crate) fn carry(
     let marks = marks.map(Arc::new);
     let sink = ToTarget::new(
         target.clone(),
-        ledger.clone(),
+        (ledger.clone(), part),
         forwarding.clone(),
         marks.clone(),
     );
@@ -202,6 +202,7 @@ thread_local! {
 pub(crate) struct ToTarget {
     flow: Arc<UdpFlow>,
     ledger: Ledger,
+    part: HeldPart,
     /// Takes the capsules, if the client may send any.
     forwarding: Option<Arc<Forwarding>>,
     /// In which contexts the client says how packets are to be marked.
@@ -225,13 +226,14 @@ impl ToTarget {
     /// A sink for `flow`.
     pub(crate) fn new(
         flow: Arc<UdpFlow>,
-        ledger: Ledger,
+        (ledger, part): (Ledger, HeldPart),
         forwarding: Option<Arc<Forwarding>>,
         marks: Option<Arc<EcnContexts>>,
     ) -> Self {
         Self {
             flow,
             ledger,
+            part,
             forwarding,
             marks,
             joined: Mutex::default(),
@@ -315,6 +317,10 @@ impl DatagramSink for ToTarget {
         if let Some(forwarding) = &self.forwarding {
             forwarding.tunnelled();
         }
+    }
+
+    fn holds(&self, bytes: usize) -> bool {
+        self.part.is(bytes)
     }
 
     fn capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {

@@ -12,7 +12,7 @@ use tokio::{
 use super::*;
 use crate::{
     config::Limits,
-    limits::{Account, Quotas, Transport},
+    limits::{Account, Quotas, Transport, memory::PIECE},
     serve::client_stream,
 };
 
@@ -129,6 +129,41 @@ async fn bytes_pass_both_ways_and_each_side_finishes_alone() {
     let (back, ()) = tokio::join!(reading, writing);
     assert!(back == sent, "the bytes changed on the way back");
     client.done.await.expect("ended");
+}
+
+/// Waits until a read of a target has so much room.
+async fn until_there_is_room(account: &Account, bytes: usize) {
+    let wait = async {
+        while account.draw().room() != bytes {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let waited = timeout(Duration::from_secs(20), wait).await;
+    waited.unwrap_or_else(|_| panic!("no room of {bytes} bytes"));
+}
+
+#[tokio::test]
+async fn what_was_read_of_a_target_and_nobody_takes_leaves_the_connections_tunnels_small_reads() {
+    let (mut client, mut target, account) = tunnel_of(Duration::ZERO).await;
+    until_there_is_room(&account, PIECE).await;
+    account.begin();
+    until_there_is_room(&account, 64 << 10).await;
+    let sent: Vec<u8> = (0..9_000_000u32)
+        .map(|n| (n >> 10).to_le_bytes()[0])
+        .collect();
+    let bytes = sent.clone();
+    let sending = tokio::spawn(async move {
+        target.write_all(&bytes).await.expect("open");
+        target.shutdown().await.expect("open");
+    });
+    until_there_is_room(&account, PIECE).await;
+    let mut got = Vec::new();
+    while let Some(bytes) = client.read().await.expect("in order") {
+        got.extend_from_slice(&bytes);
+    }
+    sending.await.expect("sent");
+    assert!(got == sent, "the bytes changed on the way");
+    until_there_is_room(&account, 64 << 10).await;
 }
 
 #[tokio::test]
