@@ -231,10 +231,16 @@ impl ReadCount {
     }
 }
 
+/// How many bytes are read in one turn, about. Then who reads the streams goes on: the crate gives a connection up whose frames are small and wait unread, a
+/// hundred and more, and one turn would read all that the system has.
+const TURN: usize = 8 * 1024;
+
 /// Counts what comes from the peer: as long as something does, nobody needs to ask whether it is there.
 pub(super) struct CountReads<T> {
     io: T,
     count: ReadCount,
+    /// Of this turn.
+    read: usize,
 }
 
 impl<T> CountReads<T> {
@@ -243,6 +249,7 @@ impl<T> CountReads<T> {
         let counting = Self {
             io,
             count: count.clone(),
+            read: 0,
         };
         (counting, count)
     }
@@ -254,9 +261,18 @@ impl<T: AsyncRead + Unpin> AsyncRead for CountReads<T> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.read >= TURN {
+            self.read = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = buf.filled().len();
         let read = Pin::new(&mut self.io).poll_read(cx, buf);
         if read.is_ready() {
             self.count.0.fetch_add(1, Ordering::Relaxed);
+            self.read += buf.filled().len() - before;
+        } else {
+            self.read = 0;
         }
         read
     }
