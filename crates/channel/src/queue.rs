@@ -17,6 +17,9 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::{CircuitBacklog, Handle, Hold, Origin, Share, budget::Gauge, ids::Ids, quic, tls};
 
+/// So much room a queue keeps when it is empty; what it had for more cells it gives back as they are read.
+const KEPT_ROOM: usize = 256;
+
 /// Makes a queue of at most `bound` cells.
 pub(super) fn circuit_queue(bound: usize) -> (Tx, Rx) {
     let queue = Arc::new(CircuitQueue {
@@ -84,7 +87,7 @@ impl CircuitQueue {
     fn end(&self, end: End) {
         let mut state = self.lock();
         if matches!(end, End::Aborted(_)) {
-            state.cells.clear();
+            state.cells = VecDeque::new();
         }
         state.end.get_or_insert(end);
         let wakers = [state.reader.take(), state.sender.take()];
@@ -146,7 +149,7 @@ impl Tx {
 
     /// Throws away what waits, queues a last cell instead, and finishes.
     pub(super) fn replace(&self, cell: Cell) {
-        self.0.lock().cells.clear();
+        self.0.lock().cells = VecDeque::new();
         self.push_last(cell);
     }
 
@@ -243,6 +246,11 @@ impl Drop for Rx {
 
 fn pop(state: &mut State, bound: usize) -> Option<Cell> {
     let cell = state.cells.pop_front()?;
+    // By halves: of the cells that are moved by it, as many have been read before.
+    let room = state.cells.capacity();
+    if room > KEPT_ROOM && state.cells.len() <= room / 4 {
+        state.cells.shrink_to(room / 2);
+    }
     took(state, 1, bound).into_iter().for_each(Waker::wake);
     Some(cell)
 }
@@ -560,5 +568,40 @@ impl fmt::Debug for Receiver {
         f.debug_struct("Receiver")
             .field("id", &self.place.id)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::BytesMut;
+    use hoplite_wire::cell::relay::StreamId;
+
+    use super::*;
+
+    fn cell(body: BytesMut) -> Cell {
+        Cell {
+            circuit: CircuitId::new(1),
+            command: Command::RELAY,
+            stream: StreamId::CIRCUIT,
+            body,
+        }
+    }
+
+    #[test]
+    fn a_circuit_that_had_many_cells_once_keeps_no_room_for_them_when_few_wait() {
+        let (tx, rx) = circuit_queue(50_000);
+        let room = || tx.0.lock().cells.capacity();
+        for _ in 0..50_000 {
+            tx.push(cell(BytesMut::new())).unwrap();
+        }
+        assert!(room() >= 50_000);
+        // Not all of them: one cell that stays would else keep the room of all.
+        (1..50_000).for_each(|_| drop(rx.pop().unwrap()));
+        assert!(room() <= KEPT_ROOM, "{}", room());
+        for _ in 1..50_000 {
+            tx.push(cell(BytesMut::new())).unwrap();
+        }
+        tx.replace(cell(BytesMut::new()));
+        assert!(room() <= KEPT_ROOM, "{}", room());
     }
 }
