@@ -1,7 +1,7 @@
-//! What waits in all circuits of a process, and which of them end when it is too much: those that move least, as what waits in them is the oldest;
-//! before all others those of whoever has a sixteenth of it and is no relay that asks on behalf of others, so that many which move a little do not
-//! outlast few that stand still for a moment. Every channel's circuits are entered here, in the [`Counts`](super::Counts) that the channels of a
-//! process share; a task looks at them once a second while there are so many that they could hold more than
+//! What waits in all circuits of a process, and which of them end when it is too much: those that move least for what waits with whoever has them. So
+//! what is oldest goes, and much that moves a little does not outlast little that stands still for a moment. Before all others go those of whoever has a
+//! sixteenth of it and is no relay that asks on behalf of others. Every channel's circuits are entered here, in the [`Counts`](super::Counts) that the
+//! channels of a process share; a task looks at them once a second while there are so many that they could hold more than
 //! [`Config::queued`](super::Config::queued).
 //! C tor does the same with `MaxMemInQueues`; proposal 324 §4.1.3: "MUST close the streams with the oldest chunks".
 //!
@@ -35,6 +35,8 @@ pub(super) const CELL: u64 = cell::LEN as u64;
 const LOW_WATER_PERCENT: u64 = 90;
 /// Whoever has more than this part of the bound makes room first.
 const SHARE_DIVISOR: u64 = 16;
+/// Of circuits that moved less since they were last looked at, it counts most how much waits.
+const STILL: u64 = 64 << 10;
 /// DESTROY: no room.
 const RESOURCE_LIMIT: u8 = 5;
 
@@ -214,13 +216,15 @@ impl Gauge {
         (bytes.saturating_add(self.unsent()), moved)
     }
 
+    /// QUIC: bytes that have come of its stream and were not taken, where that is known.
+    pub(super) fn waiting(&self) -> Option<u64> {
+        self.received.get()?.waiting(self.window)
+    }
+
     /// QUIC: bytes that have come and were not read.
     fn unread(&self) -> u64 {
         let received = self.received.get();
-        let waiting = received.map(|received| {
-            let waiting = received.waiting(self.window);
-            waiting.unwrap_or(self.window)
-        });
+        let waiting = received.map(|_| self.waiting().unwrap_or(self.window));
         let pending = self.pending.load(Relaxed) as u64;
         waiting.unwrap_or_default().saturating_add(pending)
     }
@@ -290,14 +294,20 @@ impl Entered {
         if all.iter().map(|one| one.bytes).sum::<u64>() <= most {
             return;
         }
-        // What moves least first, and of those the one that holds most.
-        all.sort_by_key(|one| (one.since, Reverse(one.bytes)));
         let mut held = HashMap::<u64, u64>::new();
         for one in &all {
             if let Some(who) = one.gauge.owner() {
                 *held.entry(who).or_default() += one.bytes;
             }
         }
+        // By what waits with the owner, where he is known: many circuits of little each gain him nothing. Of those that are alike the one that holds most.
+        all.sort_by_cached_key(|one| {
+            let owner = one.gauge.owner();
+            let held = owner.and_then(|who| held.get(&who).copied());
+            let held = held.unwrap_or(one.bytes).max(1);
+            let moves = u128::from(one.since.saturating_add(STILL)) << u64::BITS;
+            (moves / u128::from(held), Reverse(one.bytes))
+        });
         let enough = most / 100 * LOW_WATER_PERCENT;
         end_until(enough, &all, ended, |one| {
             let held = one.gauge.owner().and_then(|who| held.get_mut(&who));
@@ -426,6 +436,31 @@ mod tests {
         let counts = Count::default();
         entered(&gauges).relieve(80 * u64::from(WINDOW), &counts);
         assert_eq!((ended(&gauges[..50]), ended(&gauges[50..])), (0, 29));
+    }
+
+    #[test]
+    fn many_who_have_much_and_move_a_little_go_before_little_that_stands_still() {
+        // Twenty of fifty mebibytes, none of whom has a sixteenth of all.
+        let hogs: Vec<_> = (0..1000).map(|_| stalled()).collect();
+        for (n, gauge) in (0..).zip(&hogs) {
+            gauge.is_of_guest(n / 50);
+            gauge.read(514, 0);
+        }
+        let small: Vec<_> = (0..100)
+            .map(|who| {
+                let gauge = Gauge::quic(WINDOW);
+                gauge.waits(10_000);
+                if who % 2 == 0 {
+                    gauge.is_of_guest(1000 + who);
+                }
+                Arc::new(gauge)
+            })
+            .collect();
+        let most = 900 * u64::from(WINDOW);
+        let all: Vec<_> = hogs.iter().chain(&small).cloned().collect();
+        entered(&all).relieve(most, &Count::default());
+        assert_eq!(ended(&small), 0);
+        assert!((190..200).contains(&ended(&hogs)), "{}", ended(&hogs));
     }
 
     #[test]

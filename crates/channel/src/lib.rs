@@ -22,6 +22,7 @@ mod ids;
 mod padding;
 mod queue;
 mod quic;
+mod recent;
 mod registry;
 mod shares;
 mod table;
@@ -57,6 +58,7 @@ pub use self::{
     establish::{ChannelDialer, ChannelServer, How, Whom},
     padding::{PaddingMode, PaddingParameters, QuietTimes},
     queue::{Receiver, Rejected, Sender},
+    recent::Recent,
     registry::Channels,
     shares::{Handle, Origin, Share, Shares},
     table::{Listing, QUIC_RETRY_AT_MOST},

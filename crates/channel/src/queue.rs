@@ -153,7 +153,8 @@ impl Tx {
         self.push_last(cell);
     }
 
-    /// A cell behind others is copied: in a queue that stands still each could else hold the whole buffer of the channel that it came in.
+    /// A cell is copied: in a queue that stands still each, and be it the only one, could else hold the whole buffer of the channel that it came in. In
+    /// bulk that is no more than what those cost that wait behind others.
     fn push_within(&self, mut cell: Cell, bound: usize) -> Result<bool, Refused> {
         let mut state = self.0.lock();
         if state.unread || state.end.is_some() {
@@ -163,9 +164,7 @@ impl Tx {
             return Err(Refused::Full);
         }
         let first = state.cells.is_empty();
-        if !first {
-            cell.detach();
-        }
+        cell.detach();
         state.cells.push_back(cell);
         let reader = state.reader.take();
         drop(state);
@@ -574,7 +573,7 @@ impl fmt::Debug for Receiver {
 #[cfg(test)]
 mod tests {
     use bytes::BytesMut;
-    use hoplite_wire::cell::relay::StreamId;
+    use hoplite_wire::cell::{BODY, relay::StreamId};
 
     use super::*;
 
@@ -603,5 +602,22 @@ mod tests {
         }
         tx.replace(cell(BytesMut::new()));
         assert!(room() <= KEPT_ROOM, "{}", room());
+    }
+
+    #[test]
+    fn no_cell_that_waits_keeps_the_buffer_that_it_came_in_and_be_it_the_only_one() {
+        const READ: usize = 32 << 10;
+        let mut buffer = BytesMut::zeroed(READ);
+        let (tx, rx) = circuit_queue(8);
+        // Who reads the circuit may be kept by its other side, asked or not.
+        assert!(
+            rx.poll_pop(&Context::from_waker(Waker::noop()))
+                .is_pending()
+        );
+        tx.push(cell(buffer.split_to(BODY))).unwrap();
+        tx.push(cell(buffer.split_to(BODY))).unwrap();
+        buffer.clear();
+        assert!(buffer.try_reclaim(READ), "nobody else holds it");
+        assert_eq!(rx.pop().unwrap().body.len(), BODY);
     }
 }

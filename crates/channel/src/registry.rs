@@ -65,10 +65,24 @@ impl Channels {
     /// As [`ChannelDialer::dial`]; [`Reason::Limit`] where there are too many relays, or dials to those that nobody knows; [`Reason::Policy`]
     /// where QUIC is the only way and nothing is known of the relay; [`Reason::Identity`] also where it does not show the RSA identity that is named.
     pub async fn get(&self, whom: &Whom, how: How, terms: &Terms) -> Result<Channel, Error> {
+        self.get_for(None, whom, how, terms).await
+    }
+
+    /// The same on behalf of `who`, who names it: he has his share of all dials to relays that nobody knows.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub async fn get_for(
+        &self,
+        who: Option<u64>,
+        whom: &Whom,
+        how: How,
+        terms: &Terms,
+    ) -> Result<Channel, Error> {
         let Some(identity) = whom.identity else {
             return self.0.dialer.dial(whom, how, terms).await;
         };
-        let channel = self.find(&identity, whom, how, terms).await?;
+        let channel = self.find((&identity, whom), who, how, terms).await?;
         let shown = channel.peer().and_then(|peer| peer.rsa);
         let wrong = whom
             .rsa
@@ -82,18 +96,19 @@ impl Channels {
 
     async fn find(
         &self,
-        identity: &[u8; 32],
-        whom: &Whom,
+        asked: (&[u8; 32], &Whom),
+        who: Option<u64>,
         how: How,
         terms: &Terms,
     ) -> Result<Channel, Error> {
+        let (identity, whom) = asked;
         if self.is_shared_by_none() {
             return Box::pin(self.0.dialer.dial(whom, How::Tls, terms)).await;
         }
         for _ in 0..MAX_DIALS {
             let ours = self.0.dialer.goes_first(identity);
-            let asked = (identity, whom);
-            let way = self.0.table.lock().ask(asked, how, ours, Instant::now());
+            let now = Instant::now();
+            let way = self.0.table.lock().ask(asked, who, how, ours, now);
             let way = way.inspect_err(|error| {
                 if error.reason() == Some(Reason::Limit) {
                     self.0.dialer.counts().not_dialled.up();

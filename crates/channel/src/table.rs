@@ -11,7 +11,8 @@
 //! - relays of the directory's list go before those that were dialled where they say that they are, and these before all others
 //!   ([`Priority`]); of equals the idle go first, and those of which many are at one address; nobody goes for one who stands lower;
 //! - QUIC, whose first packets are large, is dialled only where the list has the relay, or beside TLS where it has just shown itself;
-//! - towards addresses that the list does not have, this many dials are begun and no more, to each and to all.
+//! - towards addresses that the list does not have, this many dials are begun and no more, to each and to all; of those to all, whoever asks for many
+//!   leaves others theirs.
 
 use std::{
     cmp::Reverse,
@@ -27,7 +28,7 @@ use hoplite_wire::{Host, Target};
 use tokio::{sync::SetOnce, time::Instant};
 
 use super::{
-    Config, How, Rate, Whom,
+    Config, How, Rate, Recent, Whom,
     registry::Remembered,
     registry::{Failed, Memory, Times},
 };
@@ -108,12 +109,16 @@ pub(super) struct Table<C> {
     bounds: Config,
     listing: Option<Arc<dyn Listing>>,
     relays: BTreeMap<[u8; 32], Relay<C>>,
+    /// Channels that we dialled and that nobody finds here: each ends when it has been without circuits for a while.
+    unkept: Vec<TableEntry<C>>,
     failed: Failed,
     /// Where TLS was there first, when it was raced.
     slow: Remembered,
     /// Until when what was dialled is paid for, in all and to each address.
     paid: Option<Instant>,
     paid_at: HashMap<IpAddr, Instant>,
+    /// How many of them each has asked for of late.
+    asked: HashMap<u64, Recent>,
     number: u64,
 }
 
@@ -146,10 +151,12 @@ impl<C: TableChannel> Table<C> {
             bounds,
             listing: None,
             relays: BTreeMap::new(),
+            unkept: Vec::new(),
             failed: Failed::default(),
             slow: Remembered::default(),
             paid: None,
             paid_at: HashMap::new(),
+            asked: HashMap::new(),
             number: 0,
         }
     }
@@ -159,13 +166,14 @@ impl<C: TableChannel> Table<C> {
         self.listing = Some(listing);
     }
 
-    /// Somebody needs a channel to the relay `identity` at `whom.address`. `ours`: whether, of two, the one that we dialled is taken.
+    /// Somebody needs a channel to the relay `identity` at `whom.address`, on behalf of `who`, if others choose. `ours`: whether, of two, the one that we dialled is taken.
     ///
     /// # Errors
     /// [`Reason::Limit`] at a bound; why a dial like this failed a short time ago.
     pub(super) fn ask(
         &mut self,
         (identity, whom): (&[u8; 32], &Whom),
+        who: Option<u64>,
         how: How,
         ours: bool,
         now: Instant,
@@ -195,7 +203,7 @@ impl<C: TableChannel> Table<C> {
             return Err(error);
         }
         let mut plan = self.plan((identity, whom), how, now)?;
-        self.admit(identity, whom, now)?;
+        self.admit((identity, whom), who, now)?;
         let relay = self.relays.entry(*identity).or_insert_with(|| Relay {
             place: place_of(&whom.address),
             channels: Vec::new(),
@@ -339,7 +347,8 @@ impl<C: TableChannel> Table<C> {
     /// The channels that are open.
     pub(super) fn open(&self) -> impl Iterator<Item = &C> {
         let kept = self.relays.values().flat_map(|relay| &relay.channels);
-        kept.map(|kept| &kept.channel)
+        kept.chain(&self.unkept)
+            .map(|kept| &kept.channel)
             .filter(|channel| channel.is_open())
     }
 
@@ -352,7 +361,9 @@ impl<C: TableChannel> Table<C> {
                 .retain_mut(|kept| kept.is_wanted(now, patience));
             !relay.dials.is_empty() || !relay.channels.is_empty()
         });
+        self.unkept.retain_mut(|gone| gone.is_wanted(now, patience));
         self.paid_at.retain(|_, paid| *paid > now);
+        self.asked.retain(|_, recent| recent.count(now) > 0);
     }
 }
 
@@ -398,13 +409,18 @@ impl<C: TableChannel> Table<C> {
     }
 
     /// Whether one more dial may begin, and be remembered.
-    fn admit(&mut self, identity: &[u8; 32], whom: &Whom, now: Instant) -> Result<(), Error> {
+    fn admit(
+        &mut self,
+        (identity, whom): (&[u8; 32], &Whom),
+        who: Option<u64>,
+        now: Instant,
+    ) -> Result<(), Error> {
         let listed = self.lists_at(identity, &whom.address);
         let place = place_of(&whom.address);
         let paid = if listed {
             None
         } else {
-            Some(self.price(place, now).ok_or_else(|| {
+            Some(self.price(place, who, now).ok_or_else(|| {
                 let why = "too many relays that the list does not have are dialled";
                 refused(whom, why).because(Reason::Limit)
             })?)
@@ -424,12 +440,26 @@ impl<C: TableChannel> Table<C> {
             if let Some(place) = place {
                 self.paid_at.insert(place, each);
             }
+            if let Some(who) = who {
+                let recent = self.asked.entry(who);
+                recent.or_insert_with(|| Recent::new(now)).add(1);
+            }
         }
         Ok(())
     }
 
     /// Until when all and this address would be paid for with one more dial.
-    fn price(&self, place: Option<IpAddr>, now: Instant) -> Option<(Instant, Instant)> {
+    fn price(
+        &mut self,
+        place: Option<IpAddr>,
+        who: Option<u64>,
+        now: Instant,
+    ) -> Option<(Instant, Instant)> {
+        let left = self.bounds.dials.left(self.paid, now);
+        let recent = who.and_then(|who| self.asked.get_mut(&who));
+        if recent.is_some_and(|recent| !recent.is_fair(left, now)) {
+            return None;
+        }
         let each = place.and_then(|place| self.paid_at.get(&place).copied());
         let all = self.bounds.dials.paid(self.paid, now)?;
         Some((all, self.bounds.dials_per_address.paid(each, now)?))
@@ -476,9 +506,16 @@ impl<C: TableChannel> Table<C> {
             (false, true) => Priority::Dialled,
             (false, false) => Priority::Guest,
         };
+        let new = TableEntry {
+            channel,
+            is_known_there,
+            idle: None,
+        };
         if !self.relays.contains_key(identity) && !self.make_room(priority, place) {
+            self.let_new_go(new);
             return;
         }
+        let channel = new.channel.clone();
         let relay = self.relays.entry(*identity).or_insert_with(|| Relay {
             place,
             channels: Vec::new(),
@@ -490,13 +527,30 @@ impl<C: TableChannel> Table<C> {
             }
         }
         let is_quic = channel.kind() == LinkKind::Quic;
-        relay.add(TableEntry {
-            channel,
-            is_known_there,
-            idle: None,
-        });
+        let gone = relay.add(new);
         if let Some(target) = dialled.filter(|_| is_quic && self.listing.is_none()) {
             relay.supersede(LinkKind::Tls, target);
+        }
+        match gone {
+            Some(gone) if gone.channel.is_same(&channel) => self.let_new_go(gone),
+            Some(gone) => self.let_go(gone),
+            None => {}
+        }
+    }
+
+    /// Who asked for it is about to begin a circuit on it. If he does not, or when it has ended, nothing else closes what we dialled.
+    fn let_new_go(&mut self, new: TableEntry<C>) {
+        if new.channel.is_ours() {
+            self.unkept.push(new);
+        }
+    }
+
+    /// What has circuits goes on with them; nothing would close the others.
+    fn let_go(&mut self, gone: TableEntry<C>) {
+        if gone.channel.circuits() == 0 {
+            gone.channel.close();
+        } else {
+            self.let_new_go(gone);
         }
     }
 
@@ -575,7 +629,7 @@ impl<C: TableChannel> Table<C> {
         };
         let gone = self.relays.remove(&identity);
         let channels = gone.into_iter().flat_map(|relay| relay.channels);
-        channels.for_each(|kept| kept.let_go());
+        channels.for_each(|kept| self.let_go(kept));
         true
     }
 
@@ -654,19 +708,19 @@ impl<C: TableChannel> Relay<C> {
     }
 
     /// The oldest stays first. Beyond the bound one goes of which nobody says that the relay is there, then one without circuits, then the newest;
-    /// circuits that it has live on.
-    fn add(&mut self, kept: TableEntry<C>) {
+    /// circuits that it has live on. Answers which one goes.
+    fn add(&mut self, kept: TableEntry<C>) -> Option<TableEntry<C>> {
         self.channels.retain(|kept| kept.channel.is_open());
         if self
             .channels
             .iter()
             .any(|other| other.channel.is_same(&kept.channel))
         {
-            return;
+            return None;
         }
         self.channels.push(kept);
         if self.channels.len() <= MAX_PER_RELAY {
-            return;
+            return None;
         }
         let numbered = self.channels.iter().enumerate();
         let worst = numbered.min_by_key(|(number, kept)| {
@@ -674,12 +728,8 @@ impl<C: TableChannel> Relay<C> {
             let used = kept.channel.circuits() > 0 || number + 1 == self.channels.len();
             (kept.is_known_there, used, Reverse(*number))
         });
-        if let Some((number, _)) = worst {
-            let gone = self.channels.remove(number);
-            if number < self.channels.len() {
-                gone.let_go();
-            }
-        }
+        let (number, _) = worst?;
+        Some(self.channels.remove(number))
     }
 }
 
@@ -698,13 +748,6 @@ impl<C: TableChannel> TableEntry<C> {
             self.channel.close();
         }
         wanted
-    }
-
-    /// What has circuits goes on with them; nothing would close the others.
-    fn let_go(self) {
-        if self.channel.circuits() == 0 {
-            self.channel.close();
-        }
     }
 }
 
@@ -749,6 +792,15 @@ impl Rate {
         let each = Duration::from_secs(1) / self.per_second.max(1);
         let after = paid.map_or(now, |paid| paid.max(now)) + each;
         (after <= now + each.saturating_mul(self.at_once)).then_some(after)
+    }
+
+    /// How many more there may be at once.
+    fn left(self, paid: Option<Instant>, now: Instant) -> u32 {
+        let each = Duration::from_secs(1) / self.per_second.max(1);
+        let ahead = paid.map_or(Duration::ZERO, |paid| paid.saturating_duration_since(now));
+        let taken = ahead.as_nanos().div_ceil(each.as_nanos().max(1));
+        let taken = u32::try_from(taken).unwrap_or(u32::MAX);
+        self.at_once.saturating_sub(taken)
     }
 }
 

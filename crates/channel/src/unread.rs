@@ -1,7 +1,8 @@
 //! Which circuits end where a QUIC channel's window is full of what nobody reads. That window is for all circuits of the channel (RFC 9000 §4.1), and one that
 //! stands still keeps its part of it: whoever has enough of them at a relay, and takes nothing, would stop all others between two relays. When the peer says
-//! that it may send nothing more, and nothing is read that would let it, circuits end of which something waits that nobody has taken, until little of
-//! the window can be theirs: each time one of whoever has most of them, and of his the one that was read least of late, the newest first.
+//! that it may send nothing more, and nothing is read that would let it, circuits end of which something waits that nobody has taken, until what waits is
+//! little of the window: those that stand still, and others only after them; each time one of whoever has most waiting, and of his the one that was read
+//! least of late, the newest first.
 //!
 //! Whoever it was may have no more circuits on the channel for ten minutes than may stay, so that he cannot fill it again at once and again. A relay that asks
 //! on behalf of others may: it would be they who pay. No clock.
@@ -21,6 +22,9 @@ use super::budget::Gauge;
 
 /// This part of the window may still be that of circuits that nobody reads.
 const LEFT_DIVISOR: u64 = 8;
+
+/// A circuit stands still of which less than this part of what waits was read of late.
+const STILL_DIVISOR: u64 = 16;
 
 /// For so long it is remembered whose circuits were ended.
 const REMEMBERED: Duration = Duration::from_secs(600);
@@ -42,8 +46,43 @@ pub(super) struct Readers {
 /// How much of each had been read.
 pub(super) struct Marks(HashMap<StreamId, u64>);
 
-/// Circuits of one who asked for them, what was read least of late last.
-type Holding = Vec<(Reverse<u64>, Arc<Gauge>)>;
+/// Circuits of one who asked for them.
+#[derive(Default)]
+struct Holding {
+    /// What waits in all of them.
+    waits: u64,
+    /// What stands still last, and of that what was read least of late.
+    circuits: Vec<Unread>,
+}
+
+/// Something waits in it that nobody has taken.
+struct Unread {
+    /// Bytes that were read of late.
+    since: u64,
+    waits: u64,
+    gauge: Arc<Gauge>,
+}
+
+impl Unread {
+    fn stands_still(&self) -> bool {
+        self.since < self.waits.div_ceil(STILL_DIVISOR)
+    }
+}
+
+impl Holding {
+    /// Who comes first where one is to go.
+    fn rank(&self) -> (bool, bool, u64) {
+        let next = self.circuits.last();
+        let is_still = next.is_some_and(Unread::stands_still);
+        (is_still, next.is_some(), self.waits)
+    }
+
+    fn pop(&mut self) -> Option<Unread> {
+        let gone = self.circuits.pop()?;
+        self.waits = self.waits.saturating_sub(gone.waits);
+        Some(gone)
+    }
+}
 
 impl Readers {
     /// Of a channel on which one circuit may have `each` bytes waiting.
@@ -81,34 +120,58 @@ impl Readers {
         }
     }
 
-    /// Ends circuits whose streams are `unread`, as far as their windows are too much of the whole; `marks` are of a while ago. Answers how many.
+    /// Ends circuits whose streams are `unread`, as far as what waits in them is too much of the whole; `marks` are of a while ago. Answers how many.
     pub(super) fn end(&self, unread: &[StreamId], marks: &Marks, whole: u64, now: Instant) -> u64 {
+        // Where it is more than the window of one, the rest is of the packets that it came in.
+        let waits = |gauge: &Gauge| {
+            gauge
+                .waiting()
+                .map_or(self.each, |most| most.min(self.each))
+        };
+        self.end_of(unread, marks, (whole, waits), now)
+    }
+
+    /// `waits` says how much of the whole a circuit takes.
+    fn end_of(
+        &self,
+        unread: &[StreamId],
+        marks: &Marks,
+        (whole, waits): (u64, impl Fn(&Gauge) -> u64),
+        now: Instant,
+    ) -> u64 {
         let unread: HashSet<_> = unread.iter().collect();
         let mut by_whom = BTreeMap::<Option<u64>, Holding>::new();
-        let mut count = 0;
+        let mut all = 0u64;
         for (id, gauge) in self.all().filter(|(id, _)| unread.contains(id)) {
             let before = marks.0.get(&id).copied().unwrap_or_default();
             let since = gauge.has_read().saturating_sub(before);
+            let waits = waits(&gauge);
             let holding = by_whom.entry(gauge.asked_by()).or_default();
-            holding.push((Reverse(since), gauge));
-            count += 1;
+            holding.waits = holding.waits.saturating_add(waits);
+            all = all.saturating_add(waits);
+            holding.circuits.push(Unread {
+                since,
+                waits,
+                gauge,
+            });
         }
         // Stable: of two that were read as much, the newer goes first.
         for holding in by_whom.values_mut() {
-            holding.sort_by_key(|(since, _)| *since);
+            let circuits = &mut holding.circuits;
+            circuits.sort_by_key(|one| (one.stands_still(), Reverse(one.since)));
         }
-        let may_stay = self.may_stay(whole);
+        let may_wait = self.may_stay(whole).saturating_mul(self.each);
         let mut ended = 0;
-        while count > may_stay {
-            let most = by_whom.values_mut().max_by_key(|holding| holding.len());
-            let Some((_, gauge)) = most.and_then(Vec::pop) else {
+        while all > may_wait {
+            let most = by_whom.values_mut().max_by_key(|holding| holding.rank());
+            let Some(gone) = most.and_then(Holding::pop) else {
                 break;
             };
-            if let Some(who) = gauge.owner() {
+            if let Some(who) = gone.gauge.owner() {
                 self.remember(who, now);
             }
-            gauge.end_whole();
-            count -= 1;
+            gone.gauge.end_whole();
+            all = all.saturating_sub(gone.waits);
             ended += 1;
         }
         ended
@@ -183,6 +246,47 @@ mod tests {
         assert_eq!(ended(&circuits), [1, 3]);
         let again = readers.end(&unread, &marks, 400, Instant::now());
         assert_eq!(again, 0, "the rest may stay");
+    }
+
+    #[test]
+    fn circuits_that_are_read_stay_where_those_that_stand_still_make_room() {
+        const EACH: u64 = 2 << 20;
+        const CELL: u64 = 514;
+        let readers = Readers::new(EACH);
+        let whose: Vec<_> = [1; 128].into_iter().chain(2..42).collect();
+        let circuits = circuits(&readers, &whose);
+        let marks = readers.marks();
+        let (his, others) = circuits.split_at(128);
+        // He takes a cell now and then; of the others nothing was read of late of some.
+        his.iter().for_each(|(gauge, _)| gauge.read(CELL, 0));
+        for (n, (gauge, _)) in (0..).zip(others) {
+            gauge.read(n % 4 * CELL, 0);
+        }
+        let unread: Vec<_> = (0..168).map(stream).collect();
+        let waits = |gauge: &Gauge| match gauge.asked_by() {
+            Some(1) => EACH,
+            _ => CELL,
+        };
+        let whole = 128 * EACH;
+        let count = readers.end_of(&unread, &marks, (whole, waits), Instant::now());
+        assert_eq!((count, ended(others)), (113, vec![]));
+        assert_eq!(ended(his).len(), 113);
+    }
+
+    #[test]
+    fn of_two_who_have_the_window_the_one_goes_who_reads_nothing_and_then_the_other() {
+        let readers = Readers::new(100);
+        let whose: Vec<_> = [[1; 30], [2; 30]].into_iter().flatten().collect();
+        let circuits = circuits(&readers, &whose);
+        let marks = readers.marks();
+        let (read, stuck) = circuits.split_at(30);
+        read.iter().for_each(|(gauge, _)| gauge.read(50, 0));
+        let unread: Vec<_> = (0..60).map(stream).collect();
+        let now = Instant::now();
+        assert_eq!(readers.end(&unread, &marks, 8 * 3000, now), 30);
+        assert_eq!((ended(read).len(), ended(stuck).len()), (0, 30));
+        let again = readers.end(&unread, &marks, 8 * 1000, now);
+        assert_eq!(again, 20, "they are too much as well");
     }
 
     #[test]

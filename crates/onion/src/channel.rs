@@ -98,6 +98,15 @@ impl AdmittedStream for () {}
 pub trait Dialer: fmt::Debug + Send + Sync {
     /// The channel to `relay`, whose identities have been checked.
     fn channel<'a>(&'a self, relay: &'a Relay) -> Waiting<'a, Result<Arc<dyn Channel>, Error>>;
+
+    /// The same on behalf of somebody who names it, and has his share of all dials to relays that nobody knows.
+    fn channel_for<'a>(
+        &'a self,
+        relay: &'a Relay,
+        _requester: Requester,
+    ) -> Waiting<'a, Result<Arc<dyn Channel>, Error>> {
+        self.channel(relay)
+    }
 }
 
 /// One circuit of a channel. Dropping both ends gives the id back, and tells the peer if nothing else did.
@@ -185,7 +194,7 @@ impl Linked {
         &self,
         relay: &Relay,
         address: SocketAddr,
-        terms: Terms,
+        (who, terms): (Option<u64>, Terms),
     ) -> Result<hoplite_channel::Channel, Error> {
         let whom = hoplite_channel::Whom {
             name: relay.name.to_string(),
@@ -194,30 +203,40 @@ impl Linked {
             rsa: relay.rsa.then_some(relay.keys.rsa_id),
         };
         let how = self.carriers.how(&relay.keys.ed25519, address);
-        Box::pin(self.channels.get(&whom, how, &terms)).await
+        Box::pin(self.channels.get_for(who, &whom, how, &terms)).await
+    }
+
+    async fn find(&self, relay: &Relay, who: Option<u64>) -> Result<Arc<dyn Channel>, Error> {
+        let doing = "dialling a relay without an address";
+        let mut failed = Error::new(ErrorKind::PathFailed, doing);
+        let addresses = relay.addresses.iter().take(ADDRESSES).enumerate();
+        let most = relay.addresses.len().min(ADDRESSES);
+        for (number, address) in addresses {
+            let terms = if number + 1 == most {
+                Terms::default()
+            } else {
+                Terms::default().within(ADDRESS_TIMEOUT)
+            };
+            match self.dial(relay, *address, (who, terms)).await {
+                Ok(channel) => return Ok(Arc::new(channel) as Arc<dyn Channel>),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
     }
 }
 
 impl Dialer for Linked {
     fn channel<'a>(&'a self, relay: &'a Relay) -> Waiting<'a, Result<Arc<dyn Channel>, Error>> {
-        Box::pin(async move {
-            let doing = "dialling a relay without an address";
-            let mut failed = Error::new(ErrorKind::PathFailed, doing);
-            let addresses = relay.addresses.iter().take(ADDRESSES).enumerate();
-            let most = relay.addresses.len().min(ADDRESSES);
-            for (number, address) in addresses {
-                let terms = if number + 1 == most {
-                    Terms::default()
-                } else {
-                    Terms::default().within(ADDRESS_TIMEOUT)
-                };
-                match self.dial(relay, *address, terms).await {
-                    Ok(channel) => return Ok(Arc::new(channel) as Arc<dyn Channel>),
-                    Err(error) => failed = error,
-                }
-            }
-            Err(failed)
-        })
+        Box::pin(self.find(relay, None))
+    }
+
+    fn channel_for<'a>(
+        &'a self,
+        relay: &'a Relay,
+        requester: Requester,
+    ) -> Waiting<'a, Result<Arc<dyn Channel>, Error>> {
+        Box::pin(self.find(relay, Some(requester.key)))
     }
 }
 

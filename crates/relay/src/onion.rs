@@ -333,7 +333,12 @@ impl Onion {
             None => shared.quotas.by_identity(&peer.ed25519),
         };
         let account = (!self.is_listed(&channel)).then(|| shared.quotas.account(stranger));
-        let account = account.and_then(Result::ok).map(Arc::new);
+        let Ok(account) = account.transpose() else {
+            // Nothing would bound what a stranger has there.
+            shared.metrics.limited("memory");
+            return channel.close();
+        };
+        let account = account.map(Arc::new);
         self.give_room(&channel, account.as_ref());
         drop(tokio::spawn(async move {
             let lost = lost(&channel, account);

@@ -164,7 +164,7 @@ fn channel(identity: Identity, remote: IpAddr, ours: bool, kind: LinkKind) -> Do
 impl Table<Double> {
     fn asks(&mut self, whom: &Whom, how: How, now: Instant) -> Result<Lookup<Double>, Error> {
         let identity = whom.identity.unwrap();
-        self.ask((&identity, whom), how, true, now)
+        self.ask((&identity, whom), None, how, true, now)
     }
 
     fn answers(&mut self, whom: &Whom, plan: &Plan<Double>, how: LinkKind, now: Instant) -> Double {
@@ -382,6 +382,35 @@ fn addresses_that_the_list_does_not_have_are_dialled_so_often_and_no_more() {
 }
 
 #[test]
+fn who_asks_for_random_addresses_all_the_time_leaves_others_their_dials() {
+    let (mut table, mut now) = (table(Config::default()), Instant::now());
+    let mut number = 0u32;
+    let mut dials = |who, now| {
+        number += 1;
+        let [_, high, middle, low] = number.to_be_bytes();
+        let mut identity = thrown_away(0);
+        identity[3..7].copy_from_slice(&number.to_be_bytes());
+        let asked = whom(identity, IpAddr::from([203, high, middle, low]));
+        let found = table.ask((&identity, &asked), Some(who), How::Tls, true, now);
+        let Ok(Lookup::Dial(plan)) = found else {
+            return false;
+        };
+        let failed = Err(Error::new(ErrorKind::PathFailed, "dialling"));
+        let times = Times { begun: now, now };
+        table.dialled((&identity, &asked), &plan, failed, true, times);
+        true
+    };
+    let mut had = 0;
+    for tick in 0..12_000 {
+        now += Duration::from_millis(10);
+        had += (0..10).filter(|_| dials(1, now)).count();
+        assert!(tick % 10 != 0 || dials(2, now), "another, once in a while");
+    }
+    assert!(had > 120 * 40, "he has the rest: {had}");
+    assert!((100..120).all(|who| dials(who, now)), "who comes new");
+}
+
+#[test]
 fn who_passes_bytes_on_pushes_no_channel_out_that_goes_to_the_relay() {
     let (mut table, now) = (table(Config::default()), Instant::now());
     let listed = whom(honest(0), home(0));
@@ -395,6 +424,34 @@ fn who_passes_bytes_on_pushes_no_channel_out_that_goes_to_the_relay() {
     let found = table.asks(&listed, How::Quic, now);
     assert!(matches!(found, Ok(Lookup::Here(found, None)) if found.is_same(&own)));
     assert_eq!(table.relays[&honest(0)].channels.len(), MAX_PER_RELAY);
+}
+
+#[test]
+fn a_channel_that_was_dialled_ends_without_circuits_whether_or_not_the_table_keeps_it() {
+    let (mut table, now) = (table(bounds()), Instant::now());
+    let identity = honest(LISTED);
+    let mut made = Vec::new();
+    for at in (0..5).chain([4, 4]) {
+        // Somebody who passes bytes on, at five addresses of which the relay says nothing.
+        let through = whom(identity, hostile(at));
+        let plan = table.dials(&through, How::Tls, now);
+        let channel = table.answers(&through, &plan, LinkKind::Tls, now);
+        channel.0.circuits.set(1);
+        made.push(channel);
+    }
+    assert_eq!(table.relays[&identity].channels.len(), MAX_PER_RELAY);
+    let later = now + table.bounds.idle;
+    table.sweep(now);
+    table.sweep(later);
+    assert!(made.iter().all(Double::is_open), "their circuits live on");
+    made.iter().for_each(|channel| channel.0.circuits.set(0));
+    table.sweep(later);
+    let last = later + table.bounds.idle;
+    table.sweep(last - Duration::from_secs(1));
+    assert!(made.iter().all(Double::is_open), "new circuits may come");
+    table.sweep(last);
+    assert!(!made.iter().any(Double::is_open));
+    assert!(table.unkept.is_empty());
 }
 
 /// What somebody does.

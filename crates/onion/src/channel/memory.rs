@@ -1,5 +1,5 @@
 //! A channel inside the process: each circuit has a bounded queue of its own in each direction.
-//! Channels are for tests, and run under a paused clock; a circuit of it joins two others at a rendezvous.
+//! Channels are for tests, and run under a paused clock; a circuit of it joins two others at a rendezvous ([`joint`]).
 
 use std::{
     collections::VecDeque,
@@ -21,7 +21,7 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use super::{Channel, CircuitEnds, Closed, Receiver, Sender, Waiting};
+use super::{Channel, CircuitBacklog, CircuitEnds, Closed, Receiver, Sender, Waiting};
 
 /// Cells that one circuit's queue holds; then the sender waits.
 pub const QUEUE: usize = 64;
@@ -65,7 +65,21 @@ pub fn pair(
 
 /// Both ends of one circuit.
 pub fn circuit(id: CircuitId, latency: Duration) -> (CircuitEnds, CircuitEnds) {
-    let (up, down) = (Queue::new(latency), Queue::new(latency));
+    ends(id, latency, [Arc::default(), Arc::default()])
+}
+
+/// Both ends of a circuit between two others: what waits in it counts as what is kept for the one that takes it. Of the near end's and the far
+/// end's these are the backlogs.
+pub fn joint(near: Arc<CircuitBacklog>, far: Arc<CircuitBacklog>) -> (CircuitEnds, CircuitEnds) {
+    ends(CircuitId::CHANNEL, Duration::ZERO, [near, far])
+}
+
+fn ends(
+    id: CircuitId,
+    latency: Duration,
+    [near, far]: [Arc<CircuitBacklog>; 2],
+) -> (CircuitEnds, CircuitEnds) {
+    let (up, down) = (Queue::new(latency, far), Queue::new(latency, near));
     let end = |out: &Arc<Queue>, incoming: &Arc<Queue>| CircuitEnds {
         id,
         sender: Box::new(Out(id, Arc::clone(out))),
@@ -105,6 +119,8 @@ impl Channel for Memory {
 
 struct Queue {
     latency: Duration,
+    /// Of whoever takes the cells.
+    backlog: Arc<CircuitBacklog>,
     state: Mutex<State>,
 }
 
@@ -124,15 +140,23 @@ struct In {
 }
 
 impl Queue {
-    fn new(latency: Duration) -> Arc<Self> {
+    fn new(latency: Duration, backlog: Arc<CircuitBacklog>) -> Arc<Self> {
         Arc::new(Self {
             latency,
+            backlog,
             state: Mutex::default(),
         })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+
+    /// Throws away what waits.
+    fn clear(&self) {
+        let mut state = self.state();
+        let gone = std::mem::take(&mut state.cells).len();
+        self.backlog.sending.left(gone as u64);
     }
 
     fn close(&self) {
@@ -162,17 +186,16 @@ impl Sender for Out {
         let at = Instant::now() + self.1.latency;
         let mut state = self.1.state();
         // In a queue that stands still each could hold the whole buffer of the channel that it came in.
-        if !state.cells.is_empty() {
-            cell.detach();
-        }
+        cell.detach();
         state.cells.push_back((at, cell));
+        self.1.backlog.sending.came(1);
         let reader = state.reader.take();
         drop(state);
         reader.into_iter().for_each(Waker::wake);
     }
 
     fn destroy(mut self: Box<Self>, reason: DestroyReason) {
-        self.1.state().cells.clear();
+        self.1.clear();
         let cell = Cell::new(self.0, Command::DESTROY, |body| reason.write(body));
         cell.into_iter().for_each(|cell| self.send(cell));
     }
@@ -200,6 +223,7 @@ impl In {
             Some((at, _)) if !self.queue.latency.is_zero() && *at > Instant::now() => Err(*at),
             Some(_) => {
                 let cell = state.cells.pop_front().map(|(_, cell)| cell);
+                self.queue.backlog.sending.left(1);
                 let writer = state.writer.take();
                 drop(state);
                 writer.into_iter().for_each(Waker::wake);
@@ -223,11 +247,46 @@ impl Drop for Out {
 impl Drop for In {
     fn drop(&mut self) {
         self.queue.close();
+        self.queue.clear();
     }
 }
 
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Memory")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::BytesMut;
+    use hoplite_wire::cell::{BODY, relay::StreamId};
+
+    use super::*;
+
+    fn cell() -> Cell {
+        Cell {
+            circuit: CircuitId::CHANNEL,
+            command: Command::RELAY,
+            stream: StreamId::CIRCUIT,
+            body: BytesMut::zeroed(BODY),
+        }
+    }
+
+    #[test]
+    fn what_waits_between_two_that_were_joined_counts_for_whoever_is_to_take_it() {
+        let [service, client] = [(); 2].map(|()| Arc::<CircuitBacklog>::default());
+        let waits = || [&service, &client].map(|one| one.sending.waiting());
+        let (mut near, mut far) = joint(Arc::clone(&service), Arc::clone(&client));
+        (0..3).for_each(|_| near.sender.send(cell()));
+        (0..2).for_each(|_| far.sender.send(cell()));
+        assert_eq!(waits(), [2, 3]);
+        let cx = &mut Context::from_waker(Waker::noop());
+        assert!(far.receiver.poll_recv(cx).is_ready());
+        assert_eq!(waits(), [2, 2]);
+        near.sender.destroy(DestroyReason::FINISHED);
+        assert_eq!(waits(), [2, 1], "that it has ended");
+        drop((near.receiver, far));
+        assert_eq!(waits(), [0, 0]);
     }
 }

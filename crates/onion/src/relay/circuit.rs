@@ -305,17 +305,17 @@ async fn answer(
     }
 }
 
-/// Makes the circuit to the next relay, for as long as patience lasts.
+/// Makes the circuit to the next relay on somebody's behalf, for as long as patience lasts.
 pub(super) async fn dial(
     relay: Arc<Relay>,
     next: crate::path::Relay,
     create: Vec<u8>,
-    origin: Option<channel::Origin>,
+    (requester, origin): (Requester, Option<channel::Origin>),
 ) -> Result<Extended, DestroyReason> {
     let dialling = async {
         let channel = relay
             .dialer
-            .channel(&next)
+            .channel_for(&next, requester)
             .await
             .map_err(|error| reason(&error))?;
         let opened = match &origin {

@@ -554,9 +554,10 @@ impl Driver {
             self.relay.counters.not_extended.fetch_add(1, Relaxed);
             Ended::from(DestroyReason::PROTOCOL)
         })?;
+        let requester = self.from.requester();
         if !self
             .relay
-            .admits_extension(self.from.requester(), &relay.keys.ed25519)
+            .admits_extension(requester, &relay.keys.ed25519)
         {
             self.relay.counters.not_extended.fetch_add(1, Relaxed);
             self.relay.counters.limited.fetch_add(1, Relaxed);
@@ -565,7 +566,7 @@ impl Driver {
         let mut create = Vec::with_capacity(data.len());
         extend.create.write(&mut create);
         let origin = self.back.sender.origin();
-        let extending = dial(Arc::clone(&self.relay), relay, create, origin);
+        let extending = dial(Arc::clone(&self.relay), relay, create, (requester, origin));
         self.next = Next::Extending(Box::pin(extending));
         Ok(())
     }
@@ -617,7 +618,8 @@ impl Driver {
     fn establish_rendezvous(&mut self, data: &[u8]) -> Result<(), Ended> {
         self.for_service()?;
         let cookie = establish_rendezvous(data).map_err(|_| DestroyReason::PROTOCOL)?;
-        let place = self.relay.onion_services.wait(cookie);
+        let services = &self.relay.onion_services;
+        let place = services.wait(cookie, self.back.sender.backlog());
         self.service = Service::Waiting(place.ok_or(DestroyReason::PROTOCOL)?);
         self.answer(relay::RelayCommand::RENDEZVOUS_ESTABLISHED, Vec::new());
         Ok(())
@@ -627,7 +629,8 @@ impl Driver {
         self.for_service()?;
         let joining = Rendezvous1::parse(data).map_err(|_| DestroyReason::PROTOCOL)?;
         let services = &self.relay.onion_services;
-        let client = services.meet(&joining.cookie, joining.handshake);
+        let backlog = self.back.sender.backlog();
+        let client = services.meet(&joining.cookie, joining.handshake, backlog);
         self.next = Next::Open(client.ok_or(DestroyReason::PROTOCOL)?);
         self.service = Service::Joined;
         self.relay.counters.joined.fetch_add(1, Relaxed);

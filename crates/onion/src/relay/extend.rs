@@ -3,6 +3,7 @@
 
 use std::{collections::HashMap, net::SocketAddr};
 
+use hoplite_channel::Recent;
 use hoplite_crypto::onion::RelayKeys;
 use hoplite_wire::{
     Protocols,
@@ -10,17 +11,11 @@ use hoplite_wire::{
 };
 use tokio::time::Instant;
 
-use super::{
-    Admit,
-    handshakes::{Bucket, Recent},
-};
+use super::{Admit, handshakes::Bucket};
 use crate::path;
 
 /// Below this many relays, and clients of one, nobody is forgotten.
 const MIN_REMEMBERED: usize = 64;
-/// A client may have asked so often, of late, for each time that is left to ask. Who asks all the time leaves a reserve by it,
-/// and of several each his part (a queue's "dynamic threshold"); one alone has nearly everything.
-const EAGERNESS: u32 = 16;
 
 /// Why a circuit is not extended; to the client each is DESTROY, reason PROTOCOL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -137,10 +132,9 @@ impl Asked {
         let left = self.bucket.left(now);
         let recent = self.clients.entry(client);
         let recent = recent.or_insert_with(|| Recent::new(now));
-        let fair = recent.count(now) < left.saturating_mul(EAGERNESS);
-        let admitted = fair && self.bucket.take(now);
+        let admitted = recent.is_fair(left, now) && self.bucket.take(now);
         if admitted {
-            recent.add();
+            recent.add(1);
         }
         admitted
     }

@@ -13,13 +13,12 @@ use std::{
     time::Duration,
 };
 
+use hoplite_channel::Recent;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::oneshot, time::Instant};
 
 /// Below this many clients nobody is forgotten.
 const MIN_REMEMBERED: usize = 1024;
-/// After so long what a client has asked for counts half.
-const HALF_LIFE: Duration = Duration::from_secs(10);
 
 /// Bounds of what waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,37 +91,6 @@ struct Client {
     waiting: usize,
 }
 
-/// What somebody has asked for of late: halved each [`HALF_LIFE`].
-#[derive(Debug)]
-pub(super) struct Recent {
-    count: u32,
-    since: Instant,
-}
-
-impl Recent {
-    pub(super) fn new(now: Instant) -> Self {
-        Self {
-            count: 0,
-            since: now,
-        }
-    }
-
-    pub(super) fn count(&mut self, now: Instant) -> u32 {
-        let passed = now.saturating_duration_since(self.since);
-        let times = u32::try_from(passed.as_secs() / HALF_LIFE.as_secs()).unwrap_or(u32::MAX);
-        self.count = self.count.checked_shr(times).unwrap_or(0);
-        self.since += HALF_LIFE * times.min(64);
-        if times > 64 {
-            self.since = now;
-        }
-        self.count
-    }
-
-    pub(super) fn add(&mut self) {
-        self.count = self.count.saturating_add(1);
-    }
-}
-
 impl<J> Queue<J> {
     /// Nobody waits.
     pub fn new(limits: Limits, creates: Creates) -> Self {
@@ -142,7 +110,7 @@ impl<J> Queue<J> {
         client.recent.count(now);
         let admitted = client.creates.take(now);
         if admitted {
-            client.recent.add();
+            client.recent.add(1);
         }
         admitted
     }
@@ -466,7 +434,7 @@ mod tests {
         }
         let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(order, [3, 2, 1, 1]);
-        now += HALF_LIFE * 20;
+        now += Duration::from_secs(200);
         for key in [1, 4] {
             assert_eq!(ask(&mut queue, stranger(key), now), Ok(None));
         }

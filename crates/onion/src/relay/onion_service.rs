@@ -2,7 +2,7 @@
 //! [`super::driver`] asks here for the circuits that end at this relay. rend-spec-v3, "The introduction protocol", "The rendezvous protocol".
 //!
 //! Neither the service's circuit nor the client's knows where the other comes from: a rendezvous joins them inside this relay, where each looks
-//! to the other like the circuit to a next relay ([`memory::circuit`]).
+//! to the other like the circuit to a next relay ([`memory::joint`]).
 //!
 //! A circuit waits by one cookie, or is introduced by one key, or introduces itself once; so circuits bound what is kept here. How many
 //! introductions pass to one service a second it says itself, or [`Config`] does.
@@ -14,13 +14,9 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
-use hoplite_wire::cell::{
-    CircuitId,
-    onion_service::{COOKIE, IntroduceStatus, IntroductionRate},
-};
+use hoplite_wire::cell::onion_service::{COOKIE, IntroduceStatus, IntroductionRate};
 use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -28,7 +24,7 @@ use tokio::{
 };
 
 use super::handshakes::Bucket;
-use crate::channel::{CircuitEnds, memory};
+use crate::channel::{CircuitBacklog, CircuitEnds, memory};
 
 /// Introductions that wait for a service's circuit to take them.
 const QUEUE: usize = 32;
@@ -57,12 +53,18 @@ impl Default for Config {
 /// Who waits, and who is introduced.
 #[derive(Default)]
 pub(super) struct OnionServices {
-    waiting: Mutex<HashMap<[u8; COOKIE], oneshot::Sender<Met>>>,
+    waiting: Mutex<HashMap<[u8; COOKIE], Waiting>>,
     introduced: Mutex<HashMap<[u8; 32], Introduced>>,
 }
 
 /// What a service brings to a rendezvous: what its client is told, and the way to its circuit.
 pub(super) type Met = (Vec<u8>, CircuitEnds);
+
+/// A client's circuit, and where is counted what is kept for it.
+struct Waiting {
+    arrives: oneshot::Sender<Met>,
+    backlog: Arc<CircuitBacklog>,
+}
 
 struct Introduced {
     circuit: mpsc::Sender<Vec<u8>>,
@@ -73,11 +75,17 @@ struct Introduced {
 
 impl OnionServices {
     /// A client's circuit waits by this cookie. `None`: somebody does already.
-    pub(super) fn wait(self: &Arc<Self>, cookie: [u8; COOKIE]) -> Option<Rendezvous> {
+    pub(super) fn wait(
+        self: &Arc<Self>,
+        cookie: [u8; COOKIE],
+        backlog: Arc<CircuitBacklog>,
+    ) -> Option<Rendezvous> {
         let (arrives, arrived) = oneshot::channel();
         match self.waiting.lock().entry(cookie) {
             Entry::Occupied(_) => return None,
-            Entry::Vacant(place) => drop(place.insert(arrives)),
+            Entry::Vacant(place) => {
+                place.insert(Waiting { arrives, backlog });
+            }
         }
         Some(Rendezvous {
             services: Arc::clone(self),
@@ -87,10 +95,15 @@ impl OnionServices {
     }
 
     /// A service has come to whoever waits by this cookie: the way to the client's circuit. `None`: nobody waits.
-    pub(super) fn meet(&self, cookie: &[u8; COOKIE], handshake: &[u8]) -> Option<CircuitEnds> {
+    pub(super) fn meet(
+        &self,
+        cookie: &[u8; COOKIE],
+        handshake: &[u8],
+        backlog: Arc<CircuitBacklog>,
+    ) -> Option<CircuitEnds> {
         let client = self.waiting.lock().remove(cookie)?;
-        let (near, far) = memory::circuit(CircuitId::CHANNEL, Duration::ZERO);
-        client.send((handshake.to_vec(), far)).ok()?;
+        let (near, far) = memory::joint(backlog, client.backlog);
+        client.arrives.send((handshake.to_vec(), far)).ok()?;
         Some(near)
     }
 
@@ -153,7 +166,7 @@ impl Drop for Rendezvous {
         // Somebody else may wait by the cookie of one that was met.
         let mut waiting = self.services.waiting.lock();
         if let Entry::Occupied(place) = waiting.entry(self.cookie)
-            && place.get().is_closed()
+            && place.get().arrives.is_closed()
         {
             place.remove();
         }
