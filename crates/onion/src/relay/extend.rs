@@ -110,6 +110,11 @@ impl Extensions {
 
     /// Whether the relay `next` is asked for this client once more.
     pub fn admits(&mut self, next: &[u8; 32], client: u64, now: Instant) -> bool {
+        self.admits_many(next, client, 1, now)
+    }
+
+    /// The same for what counts as so many: who may have one has them all, and nobody has anything before what was short has come back.
+    pub fn admits_many(&mut self, next: &[u8; 32], client: u64, count: u32, now: Instant) -> bool {
         if self.relays.len() >= self.sweep_at {
             self.relays.retain(|_, asked| asked.sweep(now) > 0);
             self.sweep_at = MIN_REMEMBERED.max(self.relays.len() * 2);
@@ -120,21 +125,21 @@ impl Extensions {
             clients: HashMap::new(),
             sweep_at: MIN_REMEMBERED,
         });
-        asked.admits(client, now)
+        asked.admits(client, count, now)
     }
 }
 
 impl Asked {
-    fn admits(&mut self, client: u64, now: Instant) -> bool {
+    fn admits(&mut self, client: u64, count: u32, now: Instant) -> bool {
         if self.clients.len() >= self.sweep_at {
             self.sweep_at = MIN_REMEMBERED.max(self.sweep(now) * 2);
         }
         let left = self.bucket.left(now);
         let recent = self.clients.entry(client);
         let recent = recent.or_insert_with(|| Recent::new(now));
-        let admitted = recent.is_fair(left, now) && self.bucket.take(now);
+        let admitted = recent.is_fair(left, now) && self.bucket.take_many(count, now);
         if admitted {
-            recent.add(1);
+            recent.add(count);
         }
         admitted
     }

@@ -300,6 +300,8 @@ pub struct Bucket {
     most: u32,
     per_second: u32,
     left: u32,
+    /// What was taken beyond all that there was: it comes back before anything is left.
+    owed: u32,
     since: Instant,
 }
 
@@ -323,15 +325,25 @@ impl Bucket {
             most,
             per_second,
             left: most,
+            owed: 0,
             since: now,
         }
     }
 
     /// Takes a token, if there is one.
     pub fn take(&mut self, now: Instant) -> bool {
-        let taken = self.left(now) > 0;
-        self.left = self.left.saturating_sub(1);
-        taken
+        self.take_many(1, now)
+    }
+
+    /// Takes so many, if there is one; what is short is owed.
+    pub fn take_many(&mut self, count: u32, now: Instant) -> bool {
+        let left = self.left(now);
+        if left == 0 {
+            return false;
+        }
+        self.owed = count.saturating_sub(left);
+        self.left = left.saturating_sub(count);
+        true
     }
 
     /// How many there are.
@@ -340,7 +352,10 @@ impl Bucket {
         let came = passed.as_millis() * u128::from(self.per_second) / 1000;
         if came > 0 {
             let came = u32::try_from(came).unwrap_or(u32::MAX);
-            self.left = self.left.saturating_add(came).min(self.most);
+            let repaid = self.owed.min(came);
+            self.owed = self.owed.saturating_sub(repaid);
+            let more = came.saturating_sub(repaid);
+            self.left = self.left.saturating_add(more).min(self.most);
             self.since = now;
         }
         self.left

@@ -155,15 +155,11 @@ impl DirectoryCache {
         response(answer, None)
     }
 
-    /// Whether he is given so much now. What is short is counted too.
+    /// Whether he is given so much now. What is short is owed: nobody is given anything before it has come back.
     fn admits(&self, requester: u64, bytes: usize) -> bool {
-        let (mut giving, now) = (self.0.giving.lock(), Instant::now());
-        let admitted = giving.admits(&OWN, requester, now);
-        if admitted {
-            let mut others = 1..bytes.div_ceil(UNIT);
-            others.all(|_| giving.admits(&OWN, requester, now));
-        }
-        admitted
+        let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX);
+        let mut giving = self.0.giving.lock();
+        giving.admits_many(&OWN, requester, units.max(1), Instant::now())
     }
 
     fn count(&self, answer: &Answer, asked: Option<&Asked>) {

@@ -239,6 +239,31 @@ async fn who_asks_for_everything_again_and_again_is_told_to_ask_others_and_who_c
     );
 }
 
+#[tokio::test(start_paused = true)]
+async fn however_many_ask_all_together_are_given_what_there_is_and_one_answer_more() {
+    const BURST: usize = 8 << 20;
+    const RATE: usize = 1 << 20;
+    let cache = cache(|settings| {
+        (
+            settings.directory_bytes,
+            settings.directory_bytes_per_second,
+        ) = (BURST, RATE)
+    });
+    let answer = consensus().len();
+    let (mut given, mut requesters) = (0, 0..);
+    for second in 0..20 {
+        // Each comes new, and asks once.
+        for requester in requesters.by_ref().take(100) {
+            let admitted = cache.admits(requester, answer);
+            given += if admitted { answer } else { 0 };
+        }
+        let most = BURST + second * RATE + answer;
+        assert!(given <= most, "{given} of {most} bytes");
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    assert!(given >= BURST + 18 * RATE, "{given} bytes");
+}
+
 #[tokio::test]
 async fn who_holds_streams_open_and_reads_nothing_leaves_others_as_many() {
     let cache = cache(|settings| settings.directory_streams = 8);
