@@ -247,12 +247,11 @@ impl Relay {
         self.counters.open.load(Relaxed)
     }
 
-    /// Whether a circuit of this client may be extended to this relay now.
+    /// Whether this relay, to which there is a channel, is asked for a circuit of this client now: by what the client says alone anybody's part
+    /// could be used up.
     fn admits_extension(&self, requester: Requester, next: &[u8; 32]) -> bool {
-        self.handshakes.admits(requester) && {
-            let mut extensions = self.extensions.lock();
-            extensions.admits(next, requester.key, Instant::now())
-        }
+        let mut extensions = self.extensions.lock();
+        extensions.admits(next, requester.key, Instant::now())
     }
 
     /// Whether this onion skin has not been answered yet.

@@ -318,6 +318,10 @@ pub(super) async fn dial(
             .channel_for(&next, requester)
             .await
             .map_err(|error| reason(&error))?;
+        if !relay.admits_extension(requester, &next.keys.ed25519) {
+            relay.counters.limited.fetch_add(1, Relaxed);
+            return Err(DestroyReason::RESOURCELIMIT);
+        }
         let opened = match &origin {
             Some(origin) => channel.open_for(origin).await,
             None => channel.open().await,

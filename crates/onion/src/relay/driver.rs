@@ -555,10 +555,7 @@ impl Driver {
             Ended::from(DestroyReason::PROTOCOL)
         })?;
         let requester = self.from.requester();
-        if !self
-            .relay
-            .admits_extension(requester, &relay.keys.ed25519)
-        {
+        if !self.relay.handshakes.admits(requester) {
             self.relay.counters.not_extended.fetch_add(1, Relaxed);
             self.relay.counters.limited.fetch_add(1, Relaxed);
             return self.lost(DestroyReason::RESOURCELIMIT).map(drop);

@@ -6,10 +6,11 @@ use std::{
 };
 
 use hoplite_onion::{
-    channel::{Channel, CircuitEnds, Closed, Waiting, memory},
+    channel::{Channel, CircuitEnds, Closed, Dialer, Waiting, memory},
     path,
     relay::{Creates, Handshakes, Policy, Requester, serve},
 };
+use hoplite_overlay::{Error, ErrorKind};
 use hoplite_testing::soon;
 use hoplite_wire::cell::{
     Cell, Command,
@@ -52,6 +53,29 @@ impl Channel for From {
     }
 }
 
+/// No relay of the network is at this address.
+const NOWHERE: &str = "203.0.113.9:9";
+
+/// Dials relays where they are.
+#[derive(Debug)]
+struct Somewhere(Arc<dyn Dialer>);
+
+impl Dialer for Somewhere {
+    fn channel<'a>(
+        &'a self,
+        relay: &'a path::Relay,
+    ) -> Waiting<'a, Result<Arc<dyn Channel>, Error>> {
+        if relay
+            .addresses
+            .contains(&NOWHERE.parse().expect("an address"))
+        {
+            let failed = Error::new(ErrorKind::PathFailed, "dialling");
+            return Box::pin(async { Err(failed) });
+        }
+        self.0.channel(relay)
+    }
+}
+
 /// One relay with one thread for handshakes.
 struct Scene {
     relay: Arc<hoplite_onion::relay::Relay>,
@@ -76,8 +100,8 @@ impl Scene {
                 waiting_per_client: OF_ONE,
             };
             let keys = hoplite_crypto::onion::OnionKeys::clone(&relay.keys());
-            *relay =
-                hoplite_onion::relay::Relay::new(keys, world.net.dialer(Some([9; 32])), config);
+            let dialer = Somewhere(world.net.dialer(Some([9; 32])));
+            *relay = hoplite_onion::relay::Relay::new(keys, Arc::new(dialer), config);
             relay.next = Arc::new(Policy::everywhere(true));
         });
         let known = known(&relay, Kind::default());
@@ -233,6 +257,34 @@ async fn who_has_circuits_extended_and_truncated_all_the_time_leaves_the_way_to_
     }
     assert!(had < asked, "no more than the next relay permits");
     for address in 2..6 {
+        let channel = scene.channel(address, false);
+        let mut honest = Raw::new(&*channel, &scene.known, false).await;
+        assert!(extended(&mut honest, &scene.next).await, "{address}");
+    }
+}
+
+#[tokio::test]
+async fn who_names_a_relay_where_it_is_not_uses_up_nothing_that_it_permits() {
+    let scene = Scene::with(Creates {
+        client: (10_000, 1),
+        relay: (20, 1),
+    });
+    let mut elsewhere = scene.next.clone();
+    elsewhere.addresses = vec![NOWHERE.parse().expect("an address")];
+    for address in 100..160 {
+        let channel = scene.channel(address, false);
+        let mut circuit = Raw::new(&*channel, &scene.known, false).await;
+        let (_, skin) = raw::skin(&elsewhere, false);
+        let asked = circuit.ask_to_extend(Command::RELAY_EARLY, &elsewhere, &skin);
+        asked.await;
+        let heard = circuit.hear().await;
+        assert!(
+            matches!(&heard, Heard::Message(0, relay::RelayCommand::TRUNCATED, _, data, _)
+                if data[..] == [DestroyReason::CONNECTFAILED.0]),
+            "{heard:?}"
+        );
+    }
+    for address in 1..20 {
         let channel = scene.channel(address, false);
         let mut honest = Raw::new(&*channel, &scene.known, false).await;
         assert!(extended(&mut honest, &scene.next).await, "{address}");
