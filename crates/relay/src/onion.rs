@@ -10,6 +10,7 @@ mod directory_streams;
 mod exit_overlay;
 mod hsdir;
 mod known_relays;
+mod wide_channels;
 
 use std::{
     fmt,
@@ -41,6 +42,7 @@ use self::{
     admitted_channel::{AdmittedChannel, Peer},
     exit_overlay::{ExitOverlay, NextRelays},
     known_relays::KnownRelays,
+    wide_channels::{WideChannel, WideChannels},
 };
 pub use self::{
     directory_cache::{DirectoryCache, Documents, GivenCertificate, GivenConsensus},
@@ -88,6 +90,7 @@ pub(crate) struct Onion {
     hsdir: Option<HsDir>,
     directory_cache: Option<DirectoryCache>,
     known: Arc<KnownRelays>,
+    wide: WideChannels,
     channels: Channels,
     dialer: ChannelDialer,
     server: ChannelServer,
@@ -192,6 +195,7 @@ impl Onion {
                 hsdir,
                 directory_cache: cache,
                 known,
+                wide: WideChannels::default(),
                 channels,
                 dialer,
                 server,
@@ -313,7 +317,7 @@ impl Onion {
         (place, account): (&Arc<Place>, &Arc<Account>),
     ) {
         self.channels.add(&channel);
-        self.give_room(&channel, Some(account));
+        let _wide = self.give_room(&channel, Some(account));
         let place = Some(Arc::clone(place));
         tokio::select! {
             () = self.carry(channel.clone(), client, shared, alive, place) => {}
@@ -339,8 +343,9 @@ impl Onion {
             return channel.close();
         };
         let account = account.map(Arc::new);
-        self.give_room(&channel, account.as_ref());
+        let wide = self.give_room(&channel, account.as_ref());
         drop(tokio::spawn(async move {
+            let _wide = wide;
             let lost = lost(&channel, account);
             tokio::select! {
                 () = self.carry(channel.clone(), stranger, &shared, alive, None) => {}
@@ -351,13 +356,17 @@ impl Onion {
     }
 
     /// Lets a channel's peer send as much ahead of who reads as it may: a relay of the list, which asks on behalf of others, all that circuits between two
-    /// relays may have; a stranger what moves, as long as there is memory.
-    fn give_room(&self, channel: &Channel, account: Option<&Arc<Account>>) {
-        match account {
-            _ if self.is_listed(channel) => channel.widen(),
-            Some(account) => channel.adapt_windows(ChannelBudget(Arc::clone(account))),
-            None => channel.adapt_windows(SharedBudget::new(0)),
+    /// relays may have, on a few channels; a stranger what moves, as long as there is memory. What it answers is held as long as the channel.
+    fn give_room(&self, channel: &Channel, account: Option<&Arc<Account>>) -> Option<WideChannel> {
+        let has_windows = channel.kind() == LinkKind::Quic && self.is_listed(channel);
+        let peer = channel.peer().filter(|_| has_windows);
+        let wide = peer.and_then(|peer| self.wide.enter(peer.ed25519));
+        match (&wide, account) {
+            (Some(_), _) => channel.widen(),
+            (None, Some(account)) => channel.adapt_windows(ChannelBudget(Arc::clone(account))),
+            (None, None) => channel.adapt_windows(SharedBudget::new(0)),
         }
+        wide
     }
 
     /// Whether the peer is a relay of the list, now.
