@@ -325,7 +325,7 @@ impl PacketFlow {
             far: self.key.target,
         };
         let theirs = self.theirs(packets)?;
-        let rewritten = rewrite::down(&packet, theirs, ours, &self.identifiers)?;
+        let rewritten = rewrite::down(&packet, self.key.protocol, theirs, ours, &self.identifiers)?;
         self.context.sink.send(OutgoingPacket::whole(&rewritten));
         self.context.counters.other_down.add(1);
         Some(())

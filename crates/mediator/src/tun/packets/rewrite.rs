@@ -72,9 +72,11 @@ pub(super) fn up(
     Some(written(payload, protocol, hop_limit, was, is))
 }
 
-/// What the far end sent, as the program is to see it; `None` if it is not for the program.
+/// What the far end sent to a flow of `protocol`, as the program is to see it; `None` if it is not for the program: no more comes in by a flow of
+/// one protocol than packets of that and errors about it, and of ICMP no more than replies to echoes and errors.
 pub(super) fn down(
     packet: &Packet<'_>,
+    protocol: u8,
     theirs: FlowAddresses,
     ours: FlowAddresses,
     identifiers: &EchoIdentifiers,
@@ -86,18 +88,13 @@ pub(super) fn down(
         return cross_reply(packet, theirs, ours, identifiers);
     }
     let mut payload = packet.payload.to_vec();
-    let is_error = is_error(packet);
-    if is_error {
-        requote(payload.get_mut(8..)?, theirs, ours, identifiers)?;
-    } else if packet.source != theirs.far {
+    if is_error(packet) {
+        requote(payload.get_mut(8..)?, protocol, theirs, ours, identifiers)?;
+    } else if packet.source != theirs.far || packet.protocol != protocol {
         return None;
-    }
-    if let Some(echo) = icmp::echo(packet) {
-        put(
-            &mut payload,
-            4,
-            identifiers.ident(echo.identifier).filter(|_| echo.reply)?,
-        );
+    } else if matches!(protocol, ICMP | ICMPV6) {
+        let echo = icmp::echo(packet).filter(|echo| echo.reply)?;
+        put(&mut payload, 4, identifiers.ident(echo.identifier)?);
     }
     // Who complains from the way is told as it is; the target has the address that the program knows.
     let from = if packet.source == theirs.far {
@@ -180,6 +177,7 @@ fn adjust(payload: &mut [u8], protocol: u8, was: [IpAddr; 2], is: [IpAddr; 2]) {
 /// anybody but that of the IPv4 header, which is right again.
 fn requote(
     quoted: &mut [u8],
+    protocol: u8,
     theirs: FlowAddresses,
     ours: FlowAddresses,
     identifiers: &EchoIdentifiers,
@@ -200,7 +198,9 @@ fn requote(
         theirs.far,
         ours.far,
     )?;
-    let protocol = *quoted.get(if is_v4 { 9 } else { 6 })?;
+    if quoted.get(if is_v4 { 9 } else { 6 }) != Some(&protocol) {
+        return None;
+    }
     if matches!(protocol, ICMP | ICMPV6) {
         let ident = identifiers.ident(take(quoted, header + 4)?)?;
         put(quoted, header + 4, ident);
@@ -290,7 +290,14 @@ fn cross_error(
 ) -> Option<Vec<u8>> {
     let mut quoted = packet.payload.get(8..)?.to_vec();
     let is_v4 = theirs.near.is_ipv4();
-    let [near_at, far_at, header] = if is_v4 { [12, 16, 20] } else { [8, 24, 40] };
+    let [protocol_at, near_at, far_at, header] = if is_v4 {
+        [9, 12, 16, 20]
+    } else {
+        [6, 8, 24, 40]
+    };
+    if quoted.get(protocol_at) != Some(&ip::icmp_of(theirs.near)) {
+        return None;
+    }
     // Not changed, but only taken if they are what they must be.
     swap(&mut quoted, near_at, theirs.near, theirs.near)?;
     swap(&mut quoted, far_at, theirs.far, theirs.far)?;
@@ -377,7 +384,14 @@ mod tests {
             let seen = icmp::echo(&sent).expect("an echo");
             assert_ne!(seen.identifier, 4711, "the program's identifier stays here");
             let reply = echo(true, seen.identifier, seen.payload, theirs.far, theirs.near);
-            let back = down(&parsed(&reply), theirs, ours, &identifiers).expect("for the program");
+            let back = down(
+                &parsed(&reply),
+                ip::icmp_of(ours.near),
+                theirs,
+                ours,
+                &identifiers,
+            )
+            .expect("for the program");
             let back = parsed(&back);
             assert_eq!((back.source, back.destination), (ours.far, ours.near));
             assert!(back.checksum_is_right());
@@ -396,7 +410,7 @@ mod tests {
         let request = echo(false, 1, b"", ours.near, ours.far);
         up(&parsed(&request), theirs, 64, &mut identifiers).expect("goes");
         let for_program =
-            |packet: &[u8]| down(&parsed(packet), theirs, ours, &identifiers).is_some();
+            |packet: &[u8]| down(&parsed(packet), ICMP, theirs, ours, &identifiers).is_some();
         assert!(for_program(&echo(true, 0, b"x", theirs.far, theirs.near)));
         let mut spoilt = echo(true, 0, b"x", theirs.far, theirs.near);
         spoilt[22] ^= 1;
@@ -411,6 +425,59 @@ mod tests {
         }
     }
 
+    /// One header and a payload, with the checksum of ICMP where it is that.
+    fn packet(protocol: u8, payload: &[u8], from: IpAddr, to: IpAddr) -> Vec<u8> {
+        written(payload.to_vec(), protocol, 64, [from, to], [from, to])
+    }
+
+    #[test]
+    fn no_more_comes_in_by_a_ping_than_replies_and_errors_about_it() {
+        for (v6, crossed) in [(false, false), (true, false), (false, true), (true, true)] {
+            let ((ours, _), (_, theirs)) = (worlds(v6 != crossed), worlds(v6));
+            let (program, far) = (ip::icmp_of(ours.near), ip::icmp_of(theirs.near));
+            let mut identifiers = EchoIdentifiers::default();
+            let request = echo(false, 1, b"ping", ours.near, ours.far);
+            up(&parsed(&request), theirs, 64, &mut identifiers).expect("goes");
+            let told = |bytes: &[u8]| down(&parsed(bytes), program, theirs, ours, &identifiers);
+            assert!(told(&echo(true, 0, b"pong", theirs.far, theirs.near)).is_some());
+            for protocol in [TCP, UDP, 132, 47, if far == ICMP { ICMPV6 } else { ICMP }] {
+                let other = packet(protocol, &[0; 40], theirs.far, theirs.near);
+                assert_eq!(told(&other), None, "protocol {protocol}");
+                let quoted = packet(protocol, &[0; 40], theirs.near, theirs.far);
+                // About an error there is none.
+                if let Some(error) = icmp::unreachable(&quoted, Unreachable::Host) {
+                    assert_eq!(told(&error), None, "an error about protocol {protocol}");
+                }
+            }
+            // Redirects, router and neighbour advertisements, timestamps, a redirect of IPv6.
+            for kind in [4, 5, 9, 10, 13, 14, 17, 134, 136, 137] {
+                let mut payload = vec![0; 40];
+                payload[0] = kind;
+                let message = packet(far, &payload, theirs.far, theirs.near);
+                if !is_error(&parsed(&message)) {
+                    assert_eq!(told(&message), None, "ICMP type {kind}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_flow_of_another_protocol_gets_its_own_packets_and_errors_about_them() {
+        for v6 in [false, true] {
+            let (ours, theirs) = worlds(v6);
+            let identifiers = EchoIdentifiers::default();
+            let told = |bytes: &[u8]| down(&parsed(bytes), 132, theirs, ours, &identifiers);
+            assert!(told(&packet(132, b"sctp or so", theirs.far, theirs.near)).is_some());
+            assert_eq!(told(&packet(UDP, &[0; 40], theirs.far, theirs.near)), None);
+            assert_eq!(told(&echo(true, 0, b"", theirs.far, theirs.near)), None);
+            for (protocol, is_told) in [(132, true), (UDP, false)] {
+                let sent = packet(protocol, &[0; 40], theirs.near, theirs.far);
+                let error = icmp::unreachable(&sent, Unreachable::Host).expect("an error");
+                assert_eq!(told(&error).is_some(), is_told);
+            }
+        }
+    }
+
     #[test]
     fn an_error_quotes_the_packet_that_the_program_sent() {
         for v6 in [false, true] {
@@ -418,7 +485,14 @@ mod tests {
             let request = echo(false, 4711, b"ping", ours.near, ours.far);
             let sent = up(&parsed(&request), theirs, 64, &mut identifiers).expect("goes");
             let error = icmp::unreachable(&sent, Unreachable::Host).expect("an error");
-            let told = down(&parsed(&error), theirs, ours, &identifiers).expect("for the program");
+            let told = down(
+                &parsed(&error),
+                ip::icmp_of(ours.near),
+                theirs,
+                ours,
+                &identifiers,
+            )
+            .expect("for the program");
             let told = parsed(&told);
             assert_eq!((told.source, told.destination), (ours.far, ours.near));
             assert!(told.checksum_is_right());
@@ -444,7 +518,10 @@ mod tests {
         up(&parsed(&request), theirs, 64, &mut identifiers).expect("goes");
         let foreign = echo(false, 0, b"ping", theirs.near, ip("192.0.2.66"));
         let error = icmp::unreachable(&foreign, Unreachable::Host).expect("an error");
-        assert_eq!(down(&parsed(&error), theirs, ours, &identifiers), None);
+        assert_eq!(
+            down(&parsed(&error), ICMP, theirs, ours, &identifiers),
+            None
+        );
     }
 
     #[test]
@@ -456,7 +533,14 @@ mod tests {
             let sent = up(&parsed(&request), theirs, 64, &mut identifiers).expect("goes");
             assert_eq!(sent, echo(false, 0, b"ping", theirs.near, theirs.far));
             let reply = echo(true, 0, b"ping", theirs.far, theirs.near);
-            let back = down(&parsed(&reply), theirs, ours, &identifiers).expect("for the program");
+            let back = down(
+                &parsed(&reply),
+                ip::icmp_of(ours.near),
+                theirs,
+                ours,
+                &identifiers,
+            )
+            .expect("for the program");
             assert_eq!(back, echo(true, 4711, b"ping", ours.far, ours.near));
             let [unreachable, exceeded, large]: [Error; 3] = [
                 |cause| icmp::unreachable(cause, Unreachable::Host),
@@ -466,6 +550,7 @@ mod tests {
             for error in [unreachable, exceeded] {
                 let told = down(
                     &parsed(&error(&sent).expect("an error")),
+                    ip::icmp_of(ours.near),
                     theirs,
                     ours,
                     &identifiers,
@@ -478,6 +563,7 @@ mod tests {
             }
             let told = down(
                 &parsed(&large(&sent).expect("an error")),
+                ip::icmp_of(ours.near),
                 theirs,
                 ours,
                 &identifiers,
@@ -485,15 +571,16 @@ mod tests {
             let mtu = if v6 { 1420 } else { 1380 };
             assert_eq!(told, icmp::too_big(&request, mtu));
             let foreign = echo(false, 0, b"ping", theirs.near, ours.far);
-            assert!(
-                unreachable(&foreign).is_none_or(|error| down(
+            assert!(unreachable(&foreign).is_none_or(|error| {
+                down(
                     &parsed(&error),
+                    ip::icmp_of(ours.near),
                     theirs,
                     ours,
-                    &identifiers
+                    &identifiers,
                 )
-                .is_none())
-            );
+                .is_none()
+            }));
         }
     }
 
@@ -551,7 +638,7 @@ mod tests {
             let mut back = Vec::new();
             let again = written(seen.payload.to_vec(), protocol, 64, [theirs.near, theirs.far], [theirs.far, theirs.near]);
             back.extend_from_slice(&again);
-            let told = down(&parsed(&back), theirs, ours, &EchoIdentifiers::default()).expect("for the program");
+            let told = down(&parsed(&back), protocol, theirs, ours, &EchoIdentifiers::default()).expect("for the program");
             let told = parsed(&told);
             prop_assert!([0, 0xffff].contains(&checksum::transport(told.source, told.destination, protocol, &[told.payload])));
         }
@@ -568,7 +655,8 @@ mod tests {
                 let (other, _) = worlds(!v6);
                 for ours in [ours, other] {
                     drop(up(&packet, ours, 64, &mut identifiers));
-                    drop(down(&packet, theirs, ours, &identifiers));
+                    drop(down(&packet, protocol, theirs, ours, &identifiers));
+                    drop(down(&packet, ip::icmp_of(ours.near), theirs, ours, &identifiers));
                 }
             }
         }
