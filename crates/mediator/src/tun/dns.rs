@@ -612,6 +612,8 @@ impl fmt::Debug for Resolver {
 const STREAM_IDLE: Duration = Duration::from_secs(10);
 /// What waits in each direction, in bytes.
 const STREAM_BUFFER: usize = 4096;
+/// How long a query on a stream may be, in bytes: one question and its options are far shorter.
+const MAX_STREAM_QUERY: u16 = 4096;
 
 /// A user's connection to `resolver`, DNS over TCP: messages with their length before them, answered one after the other (RFC 1035 §4.2.2,
 /// RFC 7766).
@@ -636,9 +638,17 @@ async fn serve_stream(resolver: Arc<Resolver>, user: User, mut stream: DuplexStr
     }
 }
 
+/// Takes memory for what has come, whatever length was told.
 async fn read_query(stream: &mut DuplexStream) -> io::Result<Vec<u8>> {
-    let mut query = vec![0; stream.read_u16().await?.into()];
-    stream.read_exact(&mut query).await?;
+    let len = stream.read_u16().await?;
+    if len > MAX_STREAM_QUERY {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut query = Vec::new();
+    stream.take(len.into()).read_to_end(&mut query).await?;
+    if query.len() < len.into() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
     Ok(query)
 }
 

@@ -680,6 +680,17 @@ async fn a_large_answer_is_cut_for_a_datagram_and_whole_on_a_stream() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stream_that_promises_more_than_a_query_has_ends_at_once() {
+    let resolver = resolver();
+    for len in [4097, u16::MAX] {
+        let (mut stream, start) = (resolver.server.stream(HERE), Instant::now());
+        stream.write_u16(len).await.expect("written");
+        assert_eq!(stream.read(&mut [0; 1]).await.expect("an end"), 0);
+        assert_eq!(start.elapsed(), Duration::ZERO, "nothing is waited for");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_stream_that_stops_in_the_middle_ends() {
     let resolver = resolver();
     let (mut stream, start) = (resolver.server.stream(HERE), Instant::now());
