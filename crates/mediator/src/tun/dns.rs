@@ -12,7 +12,7 @@
 //! | … of a single label | does not exist | does not exist |
 //! | AAAA where the device has no IPv6 | nothing | nothing |
 //! | HTTPS, SVCB | nothing, at once | what the far end answers |
-//! | PTR of a temporary address | the name | the name |
+//! | PTR of a temporary address | the name, to who has asked for it; to others it does not exist | the same |
 //! | other types | what the far end answers | what the far end answers |
 //! | names in `by_name` | as all others, but never a real address | a temporary address if the far end has one; HTTPS nothing |
 //! | … all others, where these are left alone | what the far end answers, whatever it is | the same |
@@ -247,12 +247,12 @@ impl Responder {
         }
         let way = self.way(&text);
         match way {
-            Way::LeftAlone => return self.left_alone(question, &text, now),
+            Way::LeftAlone => return self.left_alone(question, &text, user, now),
             Way::Elsewhere => return self.elsewhere(question),
             Way::Relays | Way::Named => {}
         }
         let special = || special_answer(question, &text).filter(|_| way == Way::Relays);
-        if let Some(reply) = self.reverse(question, now).or_else(special) {
+        if let Some(reply) = self.reverse(question, user, now).or_else(special) {
             return Decision::Reply(reply);
         }
         match (self.config.mode, question.kind()) {
@@ -290,10 +290,10 @@ impl Responder {
 
     /// What is asked for as if we were not there, but for what is found on this machine alone, and for ways to other resolvers, where names could not
     /// be told apart.
-    fn left_alone(&self, question: &Question, text: &str, now: Instant) -> Decision {
+    fn left_alone(&self, question: &Question, text: &str, user: User, now: Instant) -> Decision {
         let stays = is_localhost(text) || is_way_to_another_resolver(text);
         let special = || special_answer(question, text).filter(|_| stays);
-        match self.reverse(question, now).or_else(special) {
+        match self.reverse(question, user, now).or_else(special) {
             Some(reply) => Decision::Reply(reply),
             None => Decision::Forward(ReplyRule::LeaveAlone),
         }
@@ -356,14 +356,14 @@ impl Responder {
         }
     }
 
-    /// The name of a temporary address; `None` if the question is about something else.
-    fn reverse(&self, question: &Question, now: Instant) -> Option<Vec<u8>> {
+    /// The name of a temporary address, for who has asked for it: nobody learns which names others use. `None` if the question is about something else.
+    fn reverse(&self, question: &Question, user: User, now: Instant) -> Option<Vec<u8>> {
         let (ip, prefix) = question.reverse()?;
         let whole = if ip.is_ipv4() { 32 } else { 128 };
         if prefix != whole || !self.names.is_temporary(ip) {
             return None;
         }
-        let name = self.names.name(ip, now);
+        let name = self.names.name_for(user, ip, now);
         Some(match (question.kind(), name) {
             (RecordType::PTR, Some(name)) => question.pointer(&name, self.ttl()),
             (_, Some(_)) => question.nothing(Code::NO_ERROR, NEGATIVE_TTL),

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use crate::users::{Shares, User};
+use crate::users::{Owner, Shares, User};
 
 /// Both addresses of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -113,8 +113,17 @@ impl Names {
     }
 
     /// The name that `ip` stands for; that somebody wants to know does not make it last longer.
-    pub(crate) fn name(&self, ip: IpAddr, now: Instant) -> Option<HostName> {
+    #[cfg(test)]
+    fn name(&self, ip: IpAddr, now: Instant) -> Option<HostName> {
         self.table.lock().name(self.pool.find(ip)?, now)
+    }
+
+    /// The same, if `user` is one of those who were told it.
+    pub(crate) fn name_for(&self, user: User, ip: IpAddr, now: Instant) -> Option<HostName> {
+        let (offset, table) = (self.pool.find(ip)?, self.table.lock());
+        table
+            .name(offset, now)
+            .filter(|_| table.was_told(offset, user))
     }
 
     /// Whether `ip` is one of those that are handed out, or the device's own.
@@ -289,6 +298,8 @@ impl AddressPool {
 
 /// How many expired mappings one call forgets: more than it can make.
 const TIDIED: usize = 8;
+/// How many of those who asked for a name are remembered: the latest.
+const MAX_TOLD: usize = 8;
 /// How often a free address is looked for. Half of them are free, so this fails once in 2^64 times.
 const MAX_PROBES: usize = 64;
 
@@ -315,6 +326,8 @@ struct Mapping {
     name: HostName,
     /// Whom it is counted against: of those who asked for it the one who had fewest.
     user: User,
+    /// The owners of those who asked for it, each once, the first one first; at most [`MAX_TOLD`].
+    told: VecDeque<Owner>,
     /// When it was told or used last.
     used: Instant,
     /// How many flows hold it.
@@ -354,6 +367,7 @@ impl MappingTable {
         if let Some(&offset) = self.by_name.get(name) {
             self.touch(offset, now);
             self.reassign(offset, user);
+            self.note_told(offset, user);
             return Some(offset);
         }
         if self.mappings.len() >= self.limits.names {
@@ -363,6 +377,7 @@ impl MappingTable {
         let mapping = Mapping {
             name: name.clone(),
             user,
+            told: VecDeque::from([user.owner]),
             used: now,
             holds: 0,
             missing: None,
@@ -372,6 +387,24 @@ impl MappingTable {
         self.shares.add(user);
         self.mark_unheld(user, now, offset);
         Some(offset)
+    }
+
+    fn note_told(&mut self, offset: u32, user: User) {
+        let Some(mapping) = self.mappings.get_mut(&offset) else {
+            return;
+        };
+        if mapping.told.contains(&user.owner) {
+            return;
+        }
+        if mapping.told.len() >= MAX_TOLD {
+            mapping.told.pop_front();
+        }
+        mapping.told.push_back(user.owner);
+    }
+
+    fn was_told(&self, offset: u32, user: User) -> bool {
+        let mapping = self.mappings.get(&offset);
+        mapping.is_some_and(|mapping| mapping.told.contains(&user.owner))
     }
 
     /// A name that several users ask for is counted against the one who has fewest, so that it does not go with what another one asks for.

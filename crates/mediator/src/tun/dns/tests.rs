@@ -334,6 +334,19 @@ async fn the_name_of_a_temporary_address_is_known_and_of_no_other() {
     let reply = resolver.reply(&question.message()).await.expect("a reply");
     let label = [&[3][..], b"www", &[7], b"example", &[0]].concat();
     assert!(reply.windows(label.len()).any(|part| part == label));
+    // Nobody learns which names others use; who asks for it knows it.
+    let of_others = async || {
+        let reply = resolver.begin(&question.message(), OTHER).await;
+        told(&question, &reply.expect("a reply"))
+    };
+    assert_eq!(of_others().await, Told::Missing);
+    let asked = Question::new(&host("www.example"), RecordType::A);
+    resolver
+        .begin(&asked.message(), OTHER)
+        .await
+        .expect("a reply");
+    assert_eq!(of_others().await, Told::Nothing, "a name, and no address");
+    assert_eq!(resolver.ask(&name, RecordType::PTR).await, Told::Nothing);
     let other = format!("{d}.{}.{b}.{a}.in-addr.arpa", if c == 7 { 8 } else { 7 });
     assert_eq!(resolver.ask(&other, RecordType::PTR).await, Told::Missing);
     assert_eq!(resolver.far.asked(), [""; 0]);
