@@ -355,9 +355,33 @@ impl Report {
                 .map(|service| service.plain(plain))
                 .take(NAMES)
                 .collect(),
+            flows: known(self.flows, &FLOWS),
+            counters: self
+                .counters
+                .into_iter()
+                .filter(|(name, _)| is_counter(name))
+                .take(COUNTERS)
+                .collect(),
             ..self
         }
     }
+}
+
+/// Kinds of flows.
+const FLOWS: [&str; 3] = ["tcp", "udp", "packets"];
+
+/// Counters that are shown.
+const COUNTERS: usize = 1024;
+
+fn known(mut counts: BTreeMap<String, u64>, names: &[&str]) -> BTreeMap<String, u64> {
+    counts.retain(|name, _| names.contains(&name.as_str()));
+    counts
+}
+
+/// Whether it can be the name of one.
+fn is_counter(name: &str) -> bool {
+    let plain = |it: u8| it.is_ascii_alphanumeric() || it == b'_';
+    name.len() <= 64 && name.bytes().all(plain)
 }
 
 /// Relays that are shown of a path.
@@ -520,7 +544,7 @@ pub(super) fn open_flows(counters: &[(&'static str, u64)]) -> BTreeMap<String, u
         let (opened, closed) = (of(&format!("{kind}_opened")), of(&format!("{kind}_closed")));
         (kind.to_owned(), opened.saturating_sub(closed))
     };
-    ["tcp", "udp", "packets"].into_iter().map(open).collect()
+    FLOWS.into_iter().map(open).collect()
 }
 
 /// As one flat object: scripts need not know what only a process can tell.
@@ -536,6 +560,20 @@ pub(crate) fn flat(status: &Status) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_report_shows_no_kind_of_flow_that_there_is_not_and_no_counter_without_a_name() {
+        let count = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), 7)).collect();
+        let long = "x".repeat(65);
+        let report = Report {
+            flows: count(&["tcp", "udp", "packets", "\u{1b}]52;c;\u{7}", &long]),
+            counters: count(&["tcp_opened", "\u{1b}[2J", &long]),
+            ..Report::default()
+        };
+        let shown = report.plain();
+        assert_eq!(shown.flows, count(&["tcp", "udp", "packets"]));
+        assert_eq!(shown.counters, count(&["tcp_opened"]));
+    }
 
     async fn asked_from_outside(path: PathBuf, command: Command) -> io::Result<Option<Value>> {
         let ask = move || ask(&path, command);
