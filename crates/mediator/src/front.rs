@@ -26,6 +26,8 @@ use crate::{
     http,
     program::{LastUse, ProgramConnection},
     socks,
+    tun::{FlowKey, SocketOwners, socket_owners},
+    users::Owner,
 };
 
 /// Connections that wait in the kernel until they are accepted.
@@ -43,6 +45,7 @@ pub struct Front {
     socks: Option<TcpListener>,
     http: Option<TcpListener>,
     config: Config,
+    pub(crate) sockets: Option<Box<dyn SocketOwners>>,
     counters: Arc<Counters>,
 }
 
@@ -72,6 +75,8 @@ pub(crate) struct ProxyContext {
     pub(crate) overlay: Arc<dyn Overlay>,
     pub(crate) limits: Limits,
     pub(crate) udp: bool,
+    /// Whoever knows whose a socket is.
+    sockets: Option<Box<dyn SocketOwners>>,
     /// What UDP flows of all associations hold.
     pub(crate) datagram_memory: Arc<Budget>,
     pub(crate) counters: Arc<Counters>,
@@ -171,10 +176,16 @@ impl Front {
         let socks = bind("SOCKS", "socks", config.socks.listen)?;
         let http = bind("HTTP", "http", config.http.listen)?;
         let counters = Arc::default();
+        let sockets = if config.socks.udp {
+            socket_owners()
+        } else {
+            None
+        };
         Ok(Self {
             socks,
             http,
             config,
+            sockets,
             counters,
         })
     }
@@ -201,6 +212,7 @@ impl Front {
             datagram_memory: Budget::new(self.config.limits.datagram_memory),
             limits: self.config.limits,
             udp: self.config.socks.udp,
+            sockets: self.sockets,
             counters: self.counters,
         });
         let mut listeners = Listeners::new(self.socks, self.http);
@@ -333,6 +345,22 @@ impl Accepted {
 }
 
 impl ProxyContext {
+    /// Who has opened the socket of this machine that sends from `program` to `target`; `None` if there is none, or nobody can tell.
+    pub(crate) fn owner(
+        &self,
+        protocol: u8,
+        program: SocketAddr,
+        target: SocketAddr,
+    ) -> Option<Owner> {
+        let [program, target] =
+            [program, target].map(|it| SocketAddr::new(it.ip().to_canonical(), it.port()));
+        let key = FlowKey { program, target };
+        self.sockets
+            .as_ref()?
+            .user(protocol, key)
+            .map(|user| user.owner)
+    }
+
     pub(crate) fn terms(&self, isolation: Isolation) -> Terms {
         let terms = Terms {
             isolation,

@@ -21,6 +21,7 @@ use hoplite_overlay::{
 };
 use hoplite_wire::{
     Host, Target,
+    ip::{TCP, UDP},
     socks::{Acceptor, Command, DatagramView, Endpoint, Refusal, Reply, ReplyCode, Request, Step},
 };
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
@@ -36,7 +37,7 @@ use crate::{
     datagrams::{self, FLOW_FLOOR, HOLD_OFF, ProgramSide, PushOutcome},
     front::ProxyContext,
     program::{LastUse, ProgramConnection},
-    users::User,
+    users::{Owner, User},
 };
 
 /// Serves one program until it or its flow ends.
@@ -236,7 +237,7 @@ async fn until_closed(program: &mut ProgramConnection) {
 
 /// UDP ASSOCIATE (RFC 1928 §4, §6, §7): a socket for one program, and a flow for each target that it sends to, until the program closes its
 /// TCP connection. Only the program's own datagrams are taken: from the address of its TCP connection, and from the port that it announced, or
-/// the first that it sends from.
+/// the first that it sends from: where the kernel tells whose sockets are, of the same user as the connection.
 struct Association {
     context: Arc<ProxyContext>,
     socket: Arc<Socket>,
@@ -244,6 +245,8 @@ struct Association {
     far: Arc<FarSocket>,
     /// The address of the program's TCP connection.
     peer: IpAddr,
+    /// Who has opened it, where the kernel tells whose a socket is.
+    owner: Option<Owner>,
     /// That connection rests while datagrams move.
     last_use: LastUse,
     /// The port that the program sends from, once it is known.
@@ -265,13 +268,18 @@ impl Association {
         isolation: Isolation,
         context: &Arc<ProxyContext>,
     ) -> io::Result<Self> {
-        let peer = program.peer_addr()?.ip().to_canonical();
+        let (from, at) = (program.peer_addr()?, program.local_addr()?);
+        let peer = from.ip().to_canonical();
+        let socket = Socket::bind(at).await?;
+        // A kernel that tells nothing of UDP does not tell of this one either.
+        let tells = context.owner(UDP, socket.local_addr()?, from).is_some();
         Ok(Self {
             context: Arc::clone(context),
-            socket: Arc::new(Socket::bind(program.local_addr()?).await?),
+            socket: Arc::new(socket),
             isolation,
             far: Arc::default(),
             peer,
+            owner: context.owner(TCP, from, at).filter(|_| tells),
             last_use: program.last_use(),
             port: announced_port(announced, peer),
             flows: HashMap::new(),
@@ -315,12 +323,13 @@ impl Association {
         if view.fragment != 0 {
             return None;
         }
+        let known = self.flows.get(view.header);
+        if known.is_none_or(|entry| entry.task.is_finished()) {
+            self.open(&view, received.source)?;
+        }
         self.port = Some(received.source.port());
         self.last_use.touch();
-        let sender = match self.flows.get(view.header) {
-            Some(entry) if !entry.task.is_finished() => &entry.sender,
-            _ => self.open(&view, received.source)?,
-        };
+        let sender = &self.flows.get(view.header)?.sender;
         let contents = view.payload;
         let segment = contents.len().max(1);
         let outcome = sender.push(Batch { contents, segment }, now);
@@ -329,10 +338,22 @@ impl Association {
 
     fn is_ours(&self, source: SocketAddr) -> bool {
         source.ip().to_canonical() == self.peer
-            && self.port.is_none_or(|port| port == source.port())
+            && match self.port {
+                Some(port) => port == source.port(),
+                None => self.is_of_the_same_user(source),
+            }
     }
 
-    fn open(&mut self, view: &DatagramView<'_>, program: SocketAddr) -> Option<&FlowSender> {
+    /// Whether who has opened the TCP connection sends from there; true where nobody can tell.
+    fn is_of_the_same_user(&self, source: SocketAddr) -> bool {
+        let sends = || {
+            let at = self.socket.local_addr().ok()?;
+            self.context.owner(UDP, source, at)
+        };
+        self.owner.is_none_or(|owner| sends() == Some(owner))
+    }
+
+    fn open(&mut self, view: &DatagramView<'_>, program: SocketAddr) -> Option<()> {
         let target = view.endpoint.endpoint().ok()?.target().ok()?;
         self.evict();
         let memory = &self.context.datagram_memory;
@@ -347,9 +368,9 @@ impl Association {
             sender: sender.clone(),
         };
         let task = self.tasks.spawn(flow.run(target, self.isolation.clone()));
-        let entry = self.flows.entry(view.header.into());
-        let entry = entry.insert_entry(FlowEntry { sender, task });
-        Some(&entry.into_mut().sender)
+        let entry = FlowEntry { sender, task };
+        self.flows.insert(view.header.into(), entry);
+        Some(())
     }
 
     /// Forgets the flows that are over; when that does not help, the one that was used least lately.

@@ -19,7 +19,7 @@ use hoplite_wire::Target;
 use parking_lot::Mutex;
 use tokio::{io::AsyncReadExt, net::TcpStream, sync::oneshot, task::JoinHandle};
 
-use crate::{Config, Counters, Front, Listen};
+use crate::{Config, Counters, Front, Listen, tun::SocketOwners};
 
 /// Where a target leads.
 #[derive(Clone, Debug)]
@@ -126,8 +126,18 @@ pub(crate) fn start(overlay: Scripted) -> Running {
 }
 
 pub(crate) fn start_with(overlay: Scripted, config: Config) -> Running {
+    run(overlay, Front::bind(config).expect("binds"))
+}
+
+/// On a machine of which `sockets` tells whose a socket is.
+pub(crate) fn start_on(overlay: Scripted, sockets: Option<Box<dyn SocketOwners>>) -> Running {
+    let mut front = Front::bind(config()).expect("binds");
+    front.sockets = sockets;
+    run(overlay, front)
+}
+
+fn run(overlay: Scripted, front: Front) -> Running {
     let overlay = Arc::new(overlay);
-    let front = Front::bind(config).expect("binds");
     let (stop, stopped) = oneshot::channel();
     let (socks, http) = (front.socks_addr(), front.http_addr());
     let counters = front.counters();

@@ -82,7 +82,7 @@ pub(crate) trait SocketOwners: fmt::Debug + Send + Sync {
 }
 
 /// The system's word for it; `None` where it does not tell.
-fn socket_owners() -> Option<Box<dyn SocketOwners>> {
+pub(crate) fn socket_owners() -> Option<Box<dyn SocketOwners>> {
     #[cfg(target_os = "linux")]
     return sock_diag::SockDiag::open().map(|sockets| Box::new(sockets) as _);
     #[cfg(not(target_os = "linux"))]

@@ -2,18 +2,24 @@
 
 mod far;
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use hoplite_overlay::{Error, ErrorKind, Isolation};
 use hoplite_testing::targets;
 use hoplite_wire::socks::{CredentialsView, Endpoint, Reply, ReplyCode};
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream, UdpSocket},
 };
 
-use crate::testing::{
-    Route, Running, Scripted, config, failures, read_all, read_exactly, start, start_with,
+use crate::{
+    testing::{
+        Route, Running, Scripted, config, failures, read_all, read_exactly, start, start_on,
+        start_with,
+    },
+    tun::{FlowKey, SocketOwners},
+    users::User,
 };
 
 const NAME: &str = "target.example:80";
@@ -467,6 +473,51 @@ async fn strangers_are_not_served() {
     program.send(&datagram(NAME, b"last")).await;
     assert_eq!(program.recv().await, datagram(NAME, b"last"));
     assert_eq!(front.counters.snapshot().datagrams_dropped, 2);
+}
+
+/// A machine on which the sockets with these ports are another user's.
+#[derive(Debug, Default)]
+struct OthersPorts(Arc<Mutex<Vec<u16>>>);
+
+impl SocketOwners for OthersPorts {
+    fn user(&self, _: u8, key: FlowKey) -> Option<User> {
+        let is_others = self.0.lock().contains(&key.program.port());
+        Some(User::local(if is_others { 1001 } else { 1000 }, 0))
+    }
+}
+
+#[tokio::test]
+async fn another_user_of_this_machine_does_not_take_an_association_whose_port_is_not_known_yet() {
+    let overlay = Scripted::default().route(NAME, Route::To(targets::udp_echo().await));
+    let others = Arc::<Mutex<Vec<u16>>>::default();
+    let owners = OthersPorts(Arc::clone(&others));
+    let front = start_on(overlay, Some(Box::new(owners)));
+    let program = associate(&front).await;
+    let other = socket().await;
+    others
+        .lock()
+        .push(other.local_addr().expect("an address").port());
+    let bytes = datagram(NAME, b"other");
+    other.send_to(&bytes, program.relay).await.expect("sends");
+    program.send(&datagram(NAME, b"hello")).await;
+    let mut stolen = [0; 64];
+    tokio::select! {
+        answer = program.recv() => assert_eq!(answer, datagram(NAME, b"hello")),
+        _ = other.recv_from(&mut stolen) => unreachable!("another user was answered"),
+    }
+    assert_eq!(front.counters.snapshot().datagrams_dropped, 1);
+}
+
+#[tokio::test]
+async fn a_datagram_that_is_not_taken_does_not_say_which_port_the_program_has() {
+    let front = echoing().await;
+    let program = associate(&front).await;
+    let stray = socket().await;
+    let nowhere = [&[0, 0, 0, 3, 3][..], b"a b", &[0, 80], b"x"].concat();
+    stray.send_to(&nowhere, program.relay).await.expect("sends");
+    program.send(&datagram(NAME, b"hello")).await;
+    let answer = tokio::time::timeout(Duration::from_secs(60), program.recv());
+    assert_eq!(answer.await.expect("an answer"), datagram(NAME, b"hello"));
 }
 
 #[tokio::test]
