@@ -249,6 +249,12 @@ impl<T> UserQueues<T> {
     }
 }
 
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Owner(hidden)")
+    }
+}
+
 impl fmt::Debug for User {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("User(hidden)")

@@ -61,7 +61,7 @@ use super::{
 };
 use crate::{
     budget::Account,
-    users::{Slot, Slots, User, UserQueues},
+    users::{Owner, Slot, Slots, User, UserQueues},
 };
 
 mod connection;
@@ -310,7 +310,7 @@ impl TcpTable {
         };
         let mut connection = Connection::new(segment, self.settings(key, now));
         let mut cause = (bytes.len() <= QUOTED).then(|| Box::from(&bytes[..]));
-        let early = self.is_trusted(&target, now);
+        let early = self.is_trusted(account.user(), &target, now);
         if early {
             connection.accept(now);
             cause = None;
@@ -342,12 +342,12 @@ impl TcpTable {
 
     /// Whether the SYN is answered before the overlay has. While too many are being opened a target's past answers do not count: the program waits
     /// for its turn, where an answer and then a reset would have it try again at once, and nothing of a thousand tries would ever be opened.
-    fn is_trusted(&self, target: &Target, now: Instant) -> bool {
+    fn is_trusted(&self, user: User, target: &Target, now: Instant) -> bool {
         match self.shared.context.config.flows.open {
             Opening::Optimistic => true,
             Opening::Pessimistic => false,
             Opening::Auto => {
-                !self.backlog.is_full() && self.shared.recent.lock().trusts(target, now)
+                !self.backlog.is_full() && self.shared.recent.lock().trusts(user, target, now)
             }
         }
     }
@@ -517,29 +517,32 @@ const MAX_TARGETS: usize = 4096;
 /// How long a target is remembered.
 const TARGET_LIFETIME: Duration = Duration::from_secs(600);
 
-/// Which targets lately worked, by name (or address) and port: their SYNs are answered before the overlay has (`open = "auto"`).
+/// Which targets lately worked, by name (or address) and port: their SYNs are answered before the overlay has (`open = "auto"`). Of each owner those
+/// that worked for them: when a SYN is answered would tell others' targets otherwise.
 #[derive(Debug, Default)]
-struct RecentTargets(HashMap<Target, Instant>);
+struct RecentTargets(HashMap<(Owner, Target), Instant>);
 
 impl RecentTargets {
     /// Whether the target worked lately and did not fail since.
-    fn trusts(&self, target: &Target, now: Instant) -> bool {
-        self.0.get(target).is_some_and(|at| is_fresh(*at, now))
+    fn trusts(&self, user: User, target: &Target, now: Instant) -> bool {
+        let at = self.0.get(&(user.owner, target.clone()));
+        at.is_some_and(|at| is_fresh(*at, now))
     }
 
-    fn worked(&mut self, target: &Target, now: Instant) {
-        if let Some(at) = self.0.get_mut(target) {
+    fn worked(&mut self, user: User, target: &Target, now: Instant) {
+        let key = (user.owner, target.clone());
+        if let Some(at) = self.0.get_mut(&key) {
             *at = now;
             return;
         }
         if self.0.len() >= MAX_TARGETS {
             self.evict(now);
         }
-        self.0.insert(target.clone(), now);
+        self.0.insert(key, now);
     }
 
-    fn failed(&mut self, target: &Target) {
-        self.0.remove(target);
+    fn failed(&mut self, user: User, target: &Target) {
+        self.0.remove(&(user.owner, target.clone()));
     }
 
     /// Forgets what is too old; if nothing is, the older half.
@@ -566,15 +569,24 @@ mod tests;
 mod recent_tests {
     use super::*;
 
+    const ONE: User = User::local(1, 0);
+    const OTHER: User = User::local(2, 0);
+
     #[test]
     fn what_worked_is_trusted_until_it_fails_or_grows_old() {
         let (mut recent, now) = (RecentTargets::default(), Instant::now());
         let [a, b]: [Target; 2] = ["a:1", "a:2"].map(|text| text.parse().expect("valid"));
-        recent.worked(&a, now);
-        assert!(recent.trusts(&a, now) && !recent.trusts(&b, now));
-        assert!(!recent.trusts(&a, now + TARGET_LIFETIME));
-        recent.failed(&a);
-        assert!(!recent.trusts(&a, now));
+        recent.worked(ONE, &a, now);
+        assert!(recent.trusts(ONE, &a, now) && !recent.trusts(ONE, &b, now));
+        assert!(!recent.trusts(ONE, &a, now + TARGET_LIFETIME));
+        assert!(
+            !recent.trusts(OTHER, &a, now),
+            "nobody learns where others go"
+        );
+        recent.failed(OTHER, &a);
+        assert!(recent.trusts(ONE, &a, now));
+        recent.failed(ONE, &a);
+        assert!(!recent.trusts(ONE, &a, now));
     }
 
     #[test]
@@ -582,10 +594,10 @@ mod recent_tests {
         let (mut recent, start) = (RecentTargets::default(), Instant::now());
         let target = |n: u32| -> Target { format!("host{n}:1").parse().expect("valid") };
         for n in 0..10_000 {
-            recent.worked(&target(n), start + Duration::from_micros(n.into()));
+            recent.worked(ONE, &target(n), start + Duration::from_micros(n.into()));
             assert!(recent.0.len() <= MAX_TARGETS);
         }
         let end = start + Duration::from_millis(10);
-        assert!(recent.trusts(&target(9_999), end) && !recent.trusts(&target(0), end));
+        assert!(recent.trusts(ONE, &target(9_999), end) && !recent.trusts(ONE, &target(0), end));
     }
 }

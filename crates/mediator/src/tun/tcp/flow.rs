@@ -351,12 +351,13 @@ impl FlowTask {
 
     /// The target has accepted the stream.
     pub(super) fn worked(&self, target: &Target) {
-        self.shared.recent.lock().worked(target, Instant::now());
+        let mut recent = self.shared.recent.lock();
+        recent.worked(self.flow.user, target, Instant::now());
     }
 
     /// The stream could not be opened.
     pub(super) fn failed(&self, target: &Target, error: &Error) {
-        self.shared.recent.lock().failed(target);
+        self.shared.recent.lock().failed(self.flow.user, target);
         let address = self.flow.key.target.ip();
         self.shared.context.flow_failed(address, error);
     }
