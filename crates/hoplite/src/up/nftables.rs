@@ -417,6 +417,7 @@ pub(super) fn table(wanted: &Wanted, facts: &Facts) -> String {
     if facts.reverse_path {
         lines.extend(incoming(wanted));
     }
+    lines.extend(arriving(wanted, "filter"));
     lines.extend(forward(wanted, "filter"));
     lines.extend(postrouting(wanted, "filter"));
     replacing(FIREWALL, &lines)
@@ -427,6 +428,7 @@ pub(super) fn table(wanted: &Wanted, facts: &Facts) -> String {
 pub(super) fn held(wanted: &Wanted, facts: &Facts) -> String {
     let head = ["flags owner", "counter blocked {}"].map(str::to_owned);
     let chains = [
+        arriving(wanted, "filter + 1"),
         forward(wanted, "filter + 1"),
         postrouting(wanted, "filter + 1"),
         included(wanted, facts, "security + 2"),
@@ -496,7 +498,19 @@ fn excluded(wanted: &Wanted, facts: &Facts) -> Vec<String> {
     lines.push("type route hook output priority mangle - 1; policy accept;".into());
     let there = |group: &&Cgroup| facts.groups.contains_key(*group);
     let groups = wanted.past_cgroups.iter().filter(there);
-    lines.extend(groups.map(|group| marking_group("", group, facts, MARK)));
+    lines.extend(
+        groups
+            .clone()
+            .map(|group| marking_group("", group, facts, MARK)),
+    );
+    lines.extend([
+        "}".into(),
+        // Datagrams for them are let in.
+        "chain reaching {".into(),
+        "type filter hook prerouting priority filter - 1; policy accept;".into(),
+    ]);
+    let datagrams = "meta l4proto udp ";
+    lines.extend(groups.map(|group| marking_group(datagrams, group, facts, MARK)));
     lines.extend([
         "}".into(),
         "chain leaving {".into(),
@@ -641,6 +655,63 @@ fn incoming(wanted: &Wanted) -> Vec<String> {
     lines
 }
 
+/// What must not come in by other interfaces: what claims to be from an address that only we have.
+///
+/// And datagrams from whoever is reached through the relays, but to our own sockets and to what is excluded. A program that listens on all
+/// addresses answers with the address of the way back, which is our interface's: the answer would leave at the exit, and who wrote to this
+/// machine would know that exit for its own. TCP answers with the address that was written to, which our interface does not take.
+///
+/// The question is which way an answer takes that has no mark, which the kernel knows (`fib`). Where that depends on whose it is, nobody is told
+/// apart by what comes in: these are let in.
+fn arriving(wanted: &Wanted, priority: &str) -> Vec<String> {
+    let name = &wanted.name;
+    let mut lines = vec![
+        "chain arriving {".to_owned(),
+        format!("type filter hook prerouting priority {priority}; policy accept;"),
+        format!("iifname {{ \"lo\", \"{name}\" }} accept"),
+    ];
+    let own = wanted.addresses.iter().copied().map(IpNet::from);
+    lines.extend(
+        sources(own.chain(wanted.pools.iter().copied())).map(|from| format!("{from} drop")),
+    );
+    if wanted.past_users.is_empty() && !wanted.only_of_some() {
+        lines.extend(written_by_strangers(wanted));
+    }
+    lines.push("}".into());
+    lines
+}
+
+fn written_by_strangers(wanted: &Wanted) -> Vec<String> {
+    let name = &wanted.name;
+    let answered_by_us = format!("fib saddr oifname \"{name}\"");
+    let own = wanted
+        .addresses
+        .iter()
+        .copied()
+        .map(IpNet::from)
+        .collect::<Vec<_>>();
+    let mut lines: Vec<String> = targets(&own)
+        .map(|to| format!("{to} {answered_by_us} drop"))
+        .collect();
+    lines.extend([
+        "meta l4proto != udp accept".to_owned(),
+        format!("socket mark {MARK:#x} accept"),
+        format!("meta mark {MARK:#x} accept"),
+        "udp sport 67 udp dport 68 accept".into(),
+        "udp sport 547 udp dport 546 accept".into(),
+    ]);
+    let excluded = wanted.past_interfaces.iter();
+    lines.extend(excluded.map(|it| format!("iifname \"{}\" accept", it.name())));
+    if !wanted.past_cgroups.is_empty() {
+        // Answers to questions that went to another name server than was asked find their socket only later.
+        lines.push("ct state established,related accept".into());
+    }
+    lines.push(format!(
+        "fib daddr type {{ local, broadcast, anycast, multicast }} {answered_by_us} drop"
+    ));
+    lines
+}
+
 fn postrouting(wanted: &Wanted, priority: &str) -> Vec<String> {
     let name = &wanted.name;
     let mut lines = vec![
@@ -747,6 +818,10 @@ fn reaching_local_network() -> [String; 3] {
     ]
 }
 
+fn sources(networks: impl Iterator<Item = IpNet>) -> impl Iterator<Item = String> {
+    networks.map(|network| format!("{} saddr {network}", family(&network.addr())))
+}
+
 fn targets<'a>(networks: impl IntoIterator<Item = &'a IpNet>) -> impl Iterator<Item = String> {
     networks.into_iter().map(|network| match network {
         IpNet::V4(network) => format!("ip daddr {network}"),
@@ -833,6 +908,48 @@ mod firewall_tests {
             .iter()
             .position(|line| line.contains("192.168.0.0/16"));
         assert!(drops.expect("drops") < accepts.expect("accepts"));
+    }
+
+    #[test]
+    fn what_strangers_write_is_let_in_where_nobody_can_tell_whether_it_is_answered_through_us() {
+        let dropped = "fib daddr type { local, broadcast, anycast, multicast } fib saddr oifname \"hoplite0\" drop";
+        let arriving = |change: fn(&mut Wanted)| {
+            let text = text(change);
+            let lines = chain(&text, "arriving");
+            assert!(lines.contains(&"ip saddr 198.18.0.0/15 drop"));
+            lines.contains(&dropped)
+        };
+        assert!(arriving(|_| ()));
+        assert!(arriving(
+            |wanted| wanted.past_cgroups = vec!["a.slice".parse().expect("a group")]
+        ));
+        assert!(!arriving(
+            |wanted| wanted.past_users = vec!["7".parse().expect("a user")]
+        ));
+        assert!(!arriving(
+            |wanted| wanted.only_users = vec!["7".parse().expect("a user")]
+        ));
+    }
+
+    #[test]
+    fn what_is_written_to_excluded_groups_and_by_excluded_interfaces_is_let_in() {
+        let mut wanted = Wanted::from_config(&Config::default(), true);
+        wanted.past_interfaces = vec!["wg0".parse().expect("a name")];
+        let group: Cgroup = "a.slice".parse().expect("a group");
+        wanted.past_cgroups = vec![group.clone()];
+        let facts = Facts {
+            groups: [(group, 7)].into(),
+            ..Facts::default()
+        };
+        let (text, marked) = (table(&wanted, &facts), marks(&wanted, &facts));
+        let lines = chain(&text, "arriving");
+        assert!(
+            lines.contains(&"iifname \"wg0\" accept")
+                && lines.contains(&"meta mark 0x686f6c accept")
+        );
+        let group = "meta l4proto udp socket cgroupv2 level 1 \"a.slice\" meta mark set 0x686f6c comment \"7\"";
+        assert_eq!(chain(&marked, "reaching"), [group]);
+        assert!(held(&wanted, &facts).contains("chain arriving {"));
     }
 
     #[test]

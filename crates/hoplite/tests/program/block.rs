@@ -773,3 +773,71 @@ kill $listener
 "#,
     );
 }
+
+/// `hears`: what the services of all addresses have heard since the last time, once what was written last is heard, which is excluded.
+const SERVICES: &str = r#"
+cat > services.py <<'END'
+import select, socket
+services = []
+for family, all in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+    s = socket.socket(family, socket.SOCK_DGRAM)
+    if family == socket.AF_INET6:
+        s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    s.bind((all, 7777))
+    services.append(s)
+heard = open("heard", "a", 1)
+while True:
+    for s in select.select(services, [], [])[0]:
+        what, who = s.recvfrom(2000)
+        try:
+            s.sendto(b"echo", who)
+        except OSError:
+            pass
+        print(what.decode(), file=heard)
+END
+cat > write.py <<'END'
+import socket, sys
+for source, port, to in (
+    ("203.0.113.1", 0, "192.0.2.1"), ("2001:db8:1::1", 0, "2001:db8::1"), ("192.0.2.254", 0, "192.0.2.1"), ("192.0.2.254", 0, "192.0.2.255"),
+    ("203.0.113.1", 0, "198.18.0.1"), ("198.18.0.2", 53, "192.0.2.1"), ("203.0.113.5", 0, "192.0.2.1"),
+):
+    s = socket.socket(socket.AF_INET6 if ":" in to else socket.AF_INET, socket.SOCK_DGRAM)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+    s.bind((source, port))
+    s.sendto(f"{sys.argv[1]} {source} {to}".encode(), (to, 7777))
+END
+in_world ip address add 198.18.0.2/32 dev lo
+in_world ip route add 198.18.0.1/32 via 192.0.2.1
+python3 services.py &
+until_true sh -c 'ss -luHn6 | grep -q :7777'
+round=0
+hears() {
+  round=$((round + 1))
+  in_world python3 write.py $round
+  until_true grep -q "^$round 203.0.113.5" heard
+  grep "^$round " heard | cut -d ' ' -f 2,3 | sort
+}
+"#;
+
+#[test]
+fn who_writes_to_a_service_of_all_addresses_is_not_answered_through_the_relays() {
+    let script = r#"
+ip address add 198.18.0.1/32 dev lo
+hears > before_up
+ip address del 198.18.0.1/32 dev lo
+[ "$(wc -l < before_up)" = 7 ]
+relay
+printf '[takeover]\nexclude.addresses = ["203.0.113.5/32"]\n' >> client.toml
+up
+for what in 'list tables' 'flush ruleset' 'list tables'; do
+  nft $what > /dev/null
+  hears > strangers
+  cat strangers >&2
+  [ "$(cat strangers)" = "203.0.113.5 192.0.2.1" ]
+  until_true is_firewalled
+done
+"$HOPLITE" status --json | grep -q '"udp_opened":0[,}]'
+"$HOPLITE" down
+"#;
+    nothing_leaves(&format!("{SERVICES}\n{script}"));
+}
