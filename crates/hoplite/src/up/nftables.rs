@@ -655,7 +655,7 @@ fn incoming(wanted: &Wanted) -> Vec<String> {
     lines
 }
 
-/// What must not come in by other interfaces: what claims to be from an address that only we have.
+/// What must not come in by other interfaces: what claims to be from an address that only we have, or from a guest by another way than a guest's.
 ///
 /// And datagrams from whoever is reached through the relays, but to our own sockets and to what is excluded. A program that listens on all
 /// addresses answers with the address of the way back, which is our interface's: the answer would leave at the exit, and who wrote to this
@@ -674,6 +674,8 @@ fn arriving(wanted: &Wanted, priority: &str) -> Vec<String> {
     lines.extend(
         sources(own.chain(wanted.pools.iter().copied())).map(|from| format!("{from} drop")),
     );
+    let guests = sources(wanted.behind.iter().copied());
+    lines.extend(guests.map(|from| format!("{from} fib saddr . iif oif missing drop")));
     if wanted.past_users.is_empty() && !wanted.only_of_some() {
         lines.extend(written_by_strangers(wanted));
     }

@@ -841,3 +841,38 @@ done
 "#;
     nothing_leaves(&format!("{SERVICES}\n{script}"));
 }
+
+#[test]
+fn nobody_but_a_guest_goes_through_the_relays_as_one() {
+    nothing_leaves(
+        r#"
+sysctl -qw net.ipv4.ip_forward=1
+ip netns add guest
+ip link add guests type veth peer name eth0 netns guest
+ip address add 10.7.0.1/24 dev guests
+ip link set guests up
+ip -n guest address add 10.7.0.2/24 dev eth0
+ip -n guest link set eth0 up
+ip -n guest route add default via 10.7.0.1
+for address in 10.7.0.2/32 198.18.0.1/32; do in_world ip address add $address dev lo; done
+in_world ip route add 203.0.113.99/32 via 192.0.2.1
+cat > forwarded.py <<'END'
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind((sys.argv[1], 0))
+s.sendto(b"forwarded", ("203.0.113.99", 9))
+END
+relay
+printf '[takeover]\ngateway = ["10.7.0.0/24"]\n' >> client.toml
+up
+in_world python3 forwarded.py 10.7.0.2
+in_world python3 forwarded.py 198.18.0.1
+opened() { "$HOPLITE" status --json | grep -q "\"udp_opened\":$1[,}]"; }
+any_opened() { if opened 0; then return 1; fi; }
+ip netns exec guest python3 forwarded.py 10.7.0.2
+until_true any_opened
+opened 1
+"$HOPLITE" down
+"#,
+    );
+}
