@@ -810,11 +810,13 @@ fn forward(wanted: &Wanted, priority: &str) -> Vec<String> {
     lines
 }
 
-/// Names are asked for through us even so.
-fn reaching_local_network() -> [String; 3] {
+/// Names are asked for through us even so: not of name servers, nor of all neighbours, as systemd-resolved (LLMNR, RFC 4795) and Samba (NetBIOS, RFC
+/// 1002: bits of its header say that it is a question) ask for single labels. What is below `.local` is asked for there (RFC 6762).
+fn reaching_local_network() -> [String; 4] {
     let (lan4, lan6) = (LAN4.join(", "), LAN6.join(", "));
     [
-        "meta l4proto { tcp, udp } th dport { 53, 853 } counter name blocked drop".into(),
+        "meta l4proto { tcp, udp } th dport { 53, 853, 5355 } counter name blocked drop".into(),
+        "udp dport 137 @th,80,5 0 counter name blocked drop".into(),
         format!("ip daddr {{ {lan4}, {GROUPS4} }} accept"),
         format!("ip6 daddr {{ {lan6}, {GROUPS6} }} accept"),
     ]
@@ -905,11 +907,18 @@ mod firewall_tests {
     fn the_local_network_is_in_reach_if_asked_for_but_its_name_servers_are_not() {
         let text = text(|wanted| wanted.lan = true);
         let leaving = chain(&text, "postrouting");
-        let drops = leaving.iter().position(|line| line.contains("{ 53, 853 }"));
+        let drops = leaving
+            .iter()
+            .position(|line| line.contains("{ 53, 853, 5355 }"));
         let accepts = leaving
             .iter()
             .position(|line| line.contains("192.168.0.0/16"));
         assert!(drops.expect("drops") < accepts.expect("accepts"));
+        let netbios = leaving
+            .iter()
+            .position(|line| line.starts_with("udp dport 137 ") && line.ends_with("drop"));
+        assert!(netbios.expect("drops") < accepts.expect("accepts"));
+        assert!(!leaving.iter().any(|line| line.contains("5353")));
     }
 
     #[test]

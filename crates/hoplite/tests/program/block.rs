@@ -876,3 +876,35 @@ opened 1
 "#,
     );
 }
+
+#[test]
+fn single_labels_are_not_asked_of_neighbours_where_the_local_network_is_in_reach() {
+    nothing_leaves(
+        r#"
+cat > ask.py <<'END'
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+s.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("10.0.0.1"))
+question = bytes([0, 7, 1, 0x10, 0, 1]) + bytes(6) + b"\x07secrets\x00\x00\x01\x00\x01"
+answer = bytes([0, 7, 0x85, 0, 0, 0, 0, 1]) + bytes(4) + b"\x07secrets\x00\x00\x01\x00\x01"
+for what, to in ((question, ("224.0.0.252", 5355)), (question, ("10.0.0.255", 137)), (question, ("10.0.0.254", 137)), (answer, ("10.0.0.254", 137))):
+    try:
+        s.sendto(what, to)
+    except OSError as e:
+        print(e)
+END
+ip address add 10.0.0.1/24 dev eth0
+relay
+printf '[takeover]\nlan = true\n' >> client.toml
+up
+left > /dev/null
+python3 ask.py
+left > /dev/null
+cat strangers >&2
+[ "$(grep -c . strangers)" = 1 ]
+grep -q '> 10.0.0.254.137: ' strangers
+"$HOPLITE" down
+"#,
+    );
+}
