@@ -418,6 +418,7 @@ pub(super) fn table(wanted: &Wanted, facts: &Facts) -> String {
         lines.extend(incoming(wanted));
     }
     lines.extend(arriving(wanted, "filter"));
+    lines.extend(marked("raw"));
     lines.extend(forward(wanted, "filter"));
     lines.extend(postrouting(wanted, "filter"));
     replacing(FIREWALL, &lines)
@@ -429,6 +430,7 @@ pub(super) fn held(wanted: &Wanted, facts: &Facts) -> String {
     let head = ["flags owner", "counter blocked {}"].map(str::to_owned);
     let chains = [
         arriving(wanted, "filter + 1"),
+        marked("raw + 1"),
         forward(wanted, "filter + 1"),
         postrouting(wanted, "filter + 1"),
         included(wanted, facts, "security + 2"),
@@ -712,6 +714,17 @@ fn written_by_strangers(wanted: &Wanted) -> Vec<String> {
         "fib daddr type {{ local, broadcast, anycast, multicast }} {answered_by_us} drop"
     ));
     lines
+}
+
+/// What has our mark from its own socket, before groups get it, and is neither TCP nor UDP: no socket of ours sends such, and a ping with more rights
+/// than who calls it sets what mark they like.
+fn marked(priority: &str) -> Vec<String> {
+    vec![
+        "chain marked {".to_owned(),
+        format!("type filter hook output priority {priority}; policy accept;"),
+        format!("meta mark {MARK:#x} meta l4proto != {{ tcp, udp }} counter name blocked drop"),
+        "}".into(),
+    ]
 }
 
 fn postrouting(wanted: &Wanted, priority: &str) -> Vec<String> {

@@ -878,6 +878,39 @@ opened 1
 }
 
 #[test]
+fn a_ping_that_may_set_our_mark_does_not_leave() {
+    nothing_leaves(
+        r#"
+cat > ping.py <<'END'
+import socket
+def ping(family, protocol, kind, to):
+    s = socket.socket(family, socket.SOCK_RAW, protocol)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, 0x686f6c)
+    try:
+        s.sendto(bytes([kind, 0, 0xff - kind, 0xff, 0, 0, 0, 0]), (to, 0))
+    except OSError as e:
+        print(e)
+ping(socket.AF_INET, socket.IPPROTO_ICMP, 8, "203.0.113.1")
+ping(socket.AF_INET6, socket.IPPROTO_ICMPV6, 128, "2001:db8:1::1")
+END
+python3 ping.py
+left > /dev/null
+grep -q '203.0.113.1: ICMP echo' strangers && grep -q '2001:db8:1::1: ICMP6, echo' strangers
+relay
+up
+left > /dev/null
+for what in 'list tables' 'flush ruleset' 'list tables'; do
+  nft $what > /dev/null
+  python3 ping.py
+  nothing_left "$what"
+  until_true is_firewalled
+done
+"$HOPLITE" down
+"#,
+    );
+}
+
+#[test]
 fn single_labels_are_not_asked_of_neighbours_where_the_local_network_is_in_reach() {
     nothing_leaves(
         r#"
