@@ -1,9 +1,9 @@
 //! From votes to a list, in one way only: authorities that have the same votes work out the same bytes.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use hoplite_wire::directory::{
-    Key, List, Opinion, RELAYS, RelayFlags, SharedRandomLines, SignedDescriptor, Stage,
+    Descriptor, Key, List, Opinion, RELAYS, RelayFlags, SharedRandomLines, SignedDescriptor, Stage,
 };
 
 use super::{Config, shared_random};
@@ -91,23 +91,40 @@ pub(super) fn is_majority(count: usize, known: usize) -> bool {
     count.saturating_mul(2) > known
 }
 
-/// Each relay that a majority lists, as most of them have it; between equals the one published last, then the one that is written first.
+/// What a test of a relay is of, beside its identity: where it is, and by which keys it is found there.
+type Place<'a> = (&'a [SocketAddr], Option<[u8; 32]>, bool);
+
+fn place(relay: &Descriptor) -> Place<'_> {
+    (&relay.addresses, relay.pin, relay.onion.is_some())
+}
+
+/// Each relay that a majority has found at one place. Whatever else it says there is its own word, so any form will do; that it is at another place may be
+/// only liars' word.
 fn relays(votes: &[&List], known: usize) -> Vec<SignedDescriptor> {
-    let mut said = BTreeMap::<Key, BTreeMap<String, (usize, &SignedDescriptor)>>::new();
+    let mut said = BTreeMap::<Key, BTreeMap<Place<'_>, Vec<&SignedDescriptor>>>::new();
     for relay in votes.iter().flat_map(|vote| &vote.relays) {
-        let forms = said.entry(relay.descriptor.identity).or_default();
-        forms.entry(relay.to_string()).or_insert((0, relay)).0 += 1;
+        let places = said.entry(relay.descriptor.identity).or_default();
+        let forms = places.entry(place(&relay.descriptor)).or_default();
+        forms.push(relay);
     }
-    let listed = said.into_values().filter_map(|forms| {
-        let voters = forms.values().map(|(count, _)| count).sum();
-        let best = forms
-            .values()
-            .rev()
-            .max_by_key(|(count, relay)| (*count, relay.descriptor.published));
-        best.filter(|_| is_majority(voters, known))
-            .map(|(_, relay)| (*relay).clone())
+    let listed = said.into_values().filter_map(|places| {
+        let mut places = places.into_values();
+        form(&places.find(|forms| is_majority(forms.len(), known))?).cloned()
     });
     listed.take(RELAYS).collect()
+}
+
+/// A relay as most have it; between equals the one published last, then the one that is written first.
+fn form<'a>(forms: &[&'a SignedDescriptor]) -> Option<&'a SignedDescriptor> {
+    let mut said = BTreeMap::<String, (usize, &SignedDescriptor)>::new();
+    for relay in forms {
+        said.entry(relay.to_string()).or_insert((0, relay)).0 += 1;
+    }
+    let best = said
+        .values()
+        .rev()
+        .max_by_key(|(count, relay)| (*count, relay.descriptor.published));
+    best.map(|(_, relay)| *relay)
 }
 
 /// The flags that a majority would have a relay have, and the lower median of what it was measured to, if a majority has measured it: so fewer liars than

@@ -10,7 +10,8 @@ use super::*;
 
 /// A vote for the relays of these numbers, by authority `n`, as a vote is signed.
 fn vote(n: u8, start: u64, relays: &[u8]) -> (Commitment, Signature, String) {
-    let relays: Vec<_> = relays.iter().copied().map(descriptor).collect();
+    let sign = |n: &u8| sign_descriptor(of_circuits(*n), &key(*n)).expect("signed");
+    let relays: Vec<_> = relays.iter().map(sign).collect();
     let list = List {
         stage: Stage::Vote,
         ..crate::testing::list(start, &relays)
@@ -224,6 +225,43 @@ fn votes_of_strangers_for_other_times_and_of_relays_that_did_not_say_so_are_refu
         asked.iter().all(|want| want.what == Wanted::Commitments),
         "{asked:?}"
     );
+}
+
+/// The relay of number 11 on the list of three authorities, each of whom has found it by one of these addresses, and was told so at these times: the later
+/// the more it is to be believed.
+fn listed(found: [(&str, u64); 3]) -> Option<Descriptor> {
+    let mut three = authorities(3, 2);
+    for (authority, (address, after)) in three.iter_mut().zip(found) {
+        let relay = Descriptor {
+            published: START - INTERVAL + after,
+            addresses: vec![address.parse().expect("an address")],
+            ..of_circuits(11)
+        };
+        let text = sign_descriptor(relay, &key(11))
+            .expect("signed")
+            .to_string();
+        let restored = authority.restore(&text, None, START - INTERVAL);
+        restored.expect("taken");
+        test(authority, START - INTERVAL, |_| true);
+    }
+    period(&mut three, START, everybody);
+    let list = check_list(&text(&three[0])?, &trust(3, 2), START).expect("right");
+    let mut relays = list.list.relays.into_iter();
+    relays.next().map(|relay| relay.descriptor)
+}
+
+#[test]
+fn an_authority_and_a_relay_of_its_own_list_nobody_at_an_address_that_no_honest_one_has_tested() {
+    let (own, other, victim) = ("10.11.0.1:443", "10.11.0.2:443", "10.99.0.1:443");
+    let found =
+        |found| listed(found).map(|relay| (relay.addresses[0].to_string(), relay.published));
+    let at = |address: &str, after| Some((address.to_owned(), START - INTERVAL + after));
+    // The relay has told each honest one something else, and its own authority the most.
+    assert_eq!(found([(own, 1), (own, 2), (victim, 3)]), at(own, 2));
+    // It moves: nobody knows yet where it is.
+    assert_eq!(found([(own, 1), (other, 2), (victim, 3)]), None);
+    // The liar says what one honest one has found out, too.
+    assert_eq!(found([(own, 1), (other, 2), (own, 3)]), at(own, 3));
 }
 
 /// All that hostile authorities can say: each has three votes, all of them sign whatever they like, and they know what honest ones have said.
