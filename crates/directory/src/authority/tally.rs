@@ -1,9 +1,13 @@
 //! From votes to a list, in one way only: authorities that have the same votes work out the same bytes.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
 
 use hoplite_wire::directory::{
-    Descriptor, Key, List, Opinion, RELAYS, RelayFlags, SharedRandomLines, SignedDescriptor, Stage,
+    AUTHORITIES, Descriptor, Key, LIST, List, Opinion, RELAYS, RelayFlags, SharedRandomLines,
+    Signature, SignedDescriptor, Stage, write_signatures,
 };
 
 use super::{Config, shared_random};
@@ -75,7 +79,7 @@ fn with_times(stage: Stage, config: &Config, valid_after: u64, said: Said) -> Li
         (relay.identity, opinion)
     });
     let opinions = opinions.filter(|(_, opinion)| !opinion.is_nothing());
-    List {
+    let list = List {
         stage,
         valid_after,
         fresh_until: valid_after.saturating_add(config.interval.max(1)),
@@ -84,7 +88,39 @@ fn with_times(stage: Stage, config: &Config, valid_after: u64, said: Said) -> Li
         shared_random: said.shared_random,
         opinions: opinions.collect(),
         relays,
+    };
+    fitting(list)
+}
+
+/// What can be read again, signed by as many authorities as there may be: the largest descriptors are left out until it can. So a few thousand that are as
+/// large as may be cost their own relays a place, and not everybody the list.
+fn fitting(mut list: List) -> List {
+    let signature = BTreeMap::from([(Key([0; 32]), Signature([0; 64]))]);
+    let signatures = write_signatures(&signature).len();
+    let signatures = signatures.saturating_mul(AUTHORITIES);
+    let whole = list.text().len().saturating_add(signatures);
+    let mut excess = whole.saturating_sub(LIST);
+    if excess == 0 {
+        return list;
     }
+    let sizes = list.relays.iter().map(|relay| {
+        let identity = relay.descriptor.identity;
+        let opinion = list.opinion(&identity).to_string().len();
+        (relay.to_string().len().saturating_add(opinion), identity)
+    });
+    let mut sizes: Vec<_> = sizes.collect();
+    sizes.sort_unstable();
+    let mut left_out = BTreeSet::new();
+    while excess > 0
+        && let Some((size, relay)) = sizes.pop()
+    {
+        excess = excess.saturating_sub(size);
+        left_out.insert(relay);
+    }
+    list.relays
+        .retain(|relay| !left_out.contains(&relay.descriptor.identity));
+    list.opinions.retain(|relay, _| !left_out.contains(relay));
+    list
 }
 
 pub(super) fn is_majority(count: usize, known: usize) -> bool {

@@ -454,3 +454,59 @@ fn an_authority_that_cannot_keep_its_promise_signs_nothing_and_says_so() {
     );
     assert_eq!((one.signed(next), one.list()), (None, None));
 }
+
+/// A descriptor that is about as large as may be.
+fn large(n: u16) -> SignedDescriptor {
+    let mut seed = [0xa5; 32];
+    seed[..2].copy_from_slice(&n.to_be_bytes());
+    let key = SigningKey::from_seed(seed.into()).expect("a key");
+    let [a, b] = n.to_be_bytes();
+    let mut family: Vec<_> = (0..32u8).map(|n| Key([n; 32])).collect();
+    family.sort_unstable();
+    let ports: Vec<_> = (0..64u16)
+        .map(|n| format!("{}-{}", 10_000 + n * 100, 10_050 + n * 100))
+        .collect();
+    let relay = Descriptor {
+        identity: Key(key.public()),
+        addresses: vec![([10, a, b, 1], 443).into()],
+        family,
+        exit: ports.join(",").parse().ok(),
+        tokens: Some(hoplite_wire::directory::Tokens {
+            issuer: "i".repeat(255),
+            origin: "o".repeat(255),
+        }),
+        ..of_circuits(11)
+    };
+    sign_descriptor(relay, &key).expect("signed")
+}
+
+#[test]
+fn relays_that_say_as_much_as_they_may_lose_their_places_and_nobody_else_the_list() {
+    let mut all: Vec<_> = (0..2800).map(large).collect();
+    let fat: usize = all.iter().map(|relay| relay.to_string().len()).sum();
+    assert!(fat > LIST, "{fat}");
+    all.extend((11..=13).map(descriptor));
+    all.sort_by_key(|relay| relay.descriptor.identity);
+    let mut two = authorities(2, 2);
+    for now in times(START, 2) {
+        for authority in &mut two {
+            authority.tick(seconds(now));
+            if now == START - 2 * VOTING {
+                let relays = Relays {
+                    all: all.clone(),
+                    opinions: BTreeMap::new(),
+                };
+                let vote = tally::vote(&authority.config, None, START, relays);
+                assert!(vote.relays.len() > 2000);
+                authority.period = Some(Period::new(&authority.config, START, vote));
+            }
+        }
+        exchange(&mut two, now, everybody);
+    }
+    let votes = [0, 1].map(|of| two[0].vote(START, &public(of + 1), seconds(START)));
+    assert!(votes.iter().flatten().all(|vote| vote.len() <= LIST));
+    let list = check_list(&text(&two[1]).expect("there"), &trust(2, 2), START).expect("right");
+    let is_listed = |n: u8| list.list.relays.contains(&descriptor(n));
+    assert!((11..=13).all(is_listed), "the small ones stay");
+    assert!(list.list.relays.len() > 2000);
+}
