@@ -13,7 +13,10 @@ pub mod target;
 mod transfers;
 pub mod weights;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, VecDeque},
+};
 
 use hoplite_wire::{directory::Key, tor::bandwidth_file::RelayName};
 
@@ -35,6 +38,8 @@ const HURRIED: usize = 6;
 const FAST: usize = 8;
 /// And so many of them, so that no single partner says what a relay is worth.
 const FEWEST_PARTNERS: usize = 4;
+/// A relay that was on no circuit yet is taken to be so many times as fast as half of all say that they are, at most.
+const BELIEVED: u64 = 16;
 /// Relays for which a circuit is looked for at once. Partners may be busy for now.
 const TRIED: usize = 16;
 
@@ -288,16 +293,30 @@ impl Scanner {
         self.under_way.values().flatten().collect()
     }
 
-    /// All relays as partners, the fastest first.
+    /// All relays as partners, the fastest first, between equals those on whose circuits less has failed.
     fn partners(&self) -> Vec<Partner<'_>> {
-        let busy = self.busy();
-        let partners = self.relays.values().map(|relay| Partner {
-            relay,
-            speed: self.speed(relay),
-            is_free: !busy.contains(&relay.identity),
+        let (busy, most) = (self.busy(), self.most_believed());
+        let partners = self.relays.values().map(|relay| {
+            let (speed, failed) = (
+                self.speed(relay, most),
+                self.estimates.failed(&relay.identity),
+            );
+            Partner {
+                relay,
+                speed,
+                lasting: speed.checked_shr(failed).unwrap_or(0).max(1),
+                failed,
+                is_free: !busy.contains(&relay.identity),
+            }
         });
         let mut partners: Vec<_> = partners.collect();
-        partners.sort_by_key(|one| std::cmp::Reverse((one.speed, one.relay.identity)));
+        partners.sort_by_key(|one| {
+            (
+                Reverse(one.lasting),
+                one.failed,
+                Reverse(one.relay.identity),
+            )
+        });
         partners
     }
 
@@ -331,7 +350,8 @@ impl Scanner {
         partners: &[Partner<'_>],
         random: Random<'_>,
     ) -> Option<Vec<Key>> {
-        let speed = self.relays.get(&relay).map_or(0, |relay| self.speed(relay));
+        let mut own = partners.iter().filter(|one| one.relay.identity == relay);
+        let speed = own.next().map_or(0, |one| one.speed);
         let enough = speed.saturating_mul(2);
         let mut partner = |others: &[Key], must_exit: bool| {
             let fits = |other: &&Partner<'_>| {
@@ -355,12 +375,18 @@ impl Scanner {
         }
     }
 
-    /// How fast a partner is thought to be: as it has shown, or as somebody says of one that was on no circuit yet. 1 TB/s at most, so that sums do not
-    /// overflow.
-    fn speed(&self, relay: &Candidate) -> u64 {
-        let said = || relay.observed.unwrap_or(0).max(relay.believed);
-        let speed = self.estimates.shown(&relay.identity).unwrap_or_else(said);
+    /// How fast a relay is thought to be: as it has shown, or as somebody says of one that was on no circuit yet, but then no faster than `most`. 1 TB/s at
+    /// most, so that sums do not overflow.
+    fn speed(&self, relay: &Candidate, most: u64) -> u64 {
+        let shown = self.estimates.shown(&relay.identity);
+        let speed = shown.unwrap_or_else(|| relay.said().min(most));
         speed.min(relay.average).clamp(1, 1 << 40)
+    }
+
+    /// What is believed at most of a relay that was on no circuit yet: more than most say by far is nothing to wait for.
+    fn most_believed(&self) -> u64 {
+        let said = self.relays.values().map(Candidate::said).collect();
+        median(said).unwrap_or(0).saturating_mul(BELIEVED)
     }
 
     /// A measurement is over.
@@ -382,7 +408,12 @@ impl Scanner {
 /// A relay that stands on a circuit with the one that is measured.
 struct Partner<'a> {
     relay: &'a Candidate,
+    /// How fast it is thought to be.
     speed: u64,
+    /// The same, halved for each circuit in a row that it was a partner on and that failed: who lets none come about is soon no partner, whatever it says.
+    lasting: u64,
+    /// How many those are.
+    failed: u32,
     /// It is on no other circuit.
     is_free: bool,
 }
@@ -390,16 +421,16 @@ struct Partner<'a> {
 /// Of the relays that fit, the fastest first, some free one that does not hold the other up: one that is fast enough if there are some of them, else one of
 /// the fastest. The faster ones are taken more often, so that scanning costs each its share.
 fn partner(fitting: &[&Partner<'_>], enough: u64, random: Random<'_>) -> Option<Key> {
-    let fast = fitting.partition_point(|other| other.speed >= enough);
+    let fast = fitting.partition_point(|other| other.lasting >= enough);
     let fastest = fitting.len().div_ceil(FAST).max(FEWEST_PARTNERS);
     let fast = fitting.iter().take(fast.max(fastest));
     let free: Vec<_> = fast.filter(|other| other.is_free).collect();
-    let speeds = free.iter().map(|other| other.speed);
+    let speeds = free.iter().map(|other| other.lasting);
     let sum = speeds.fold(0u64, u64::saturating_add);
     let mut drawn = random(sum.max(1));
     let chosen = free.iter().find(|other| {
-        let is_here = drawn < other.speed;
-        drawn = drawn.saturating_sub(other.speed);
+        let is_here = drawn < other.lasting;
+        drawn = drawn.saturating_sub(other.lasting);
         is_here
     });
     let chosen = chosen.or_else(|| free.first());
@@ -407,6 +438,12 @@ fn partner(fitting: &[&Partner<'_>], enough: u64, random: Random<'_>) -> Option<
 }
 
 impl Candidate {
+    /// What somebody says that it carries.
+    fn said(&self) -> u64 {
+        let said = self.observed.unwrap_or(0).max(self.believed);
+        said.min(self.average)
+    }
+
     /// As a bandwidth file names it.
     fn name(&self) -> RelayName {
         match self.rsa_id {

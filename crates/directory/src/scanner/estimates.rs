@@ -25,6 +25,8 @@ pub struct Estimates {
     shown: BTreeMap<Key, u64>,
     /// The fastest circuit of all.
     fastest: u64,
+    /// The circuits in a row that each was a partner on and that failed, up to the last that it was part of and that did not.
+    failed: BTreeMap<Key, u32>,
     relays: BTreeMap<Key, Estimate>,
 }
 
@@ -48,7 +50,9 @@ impl Estimates {
     /// From all results of one vantage point.
     pub fn of(results: &Results) -> Self {
         let mut estimates = Self::default();
-        for outcome in results.iter() {
+        let mut outcomes: Vec<_> = results.iter().collect();
+        outcomes.sort_by_key(|outcome| outcome.at);
+        for outcome in outcomes {
             estimates.show(outcome);
         }
         for relay in results.0.keys() {
@@ -67,11 +71,16 @@ impl Estimates {
 
     fn show(&mut self, outcome: &Outcome) {
         let Ok(rates) = outcome.rates else {
+            for partner in outcome.of.partners() {
+                let failed = self.failed.entry(*partner).or_default();
+                *failed = failed.saturating_add(1);
+            }
             return;
         };
         let rate = rates.slower();
         self.fastest = self.fastest.max(rate);
         for relay in &outcome.of.path {
+            self.failed.remove(relay);
             let shown = self.shown.entry(*relay).or_default();
             *shown = rate.max(*shown);
         }
@@ -108,6 +117,11 @@ impl Estimates {
     /// The fastest circuit that a relay was part of.
     pub(super) fn shown(&self, relay: &Key) -> Option<u64> {
         self.shown.get(relay).copied()
+    }
+
+    /// How many circuits in a row have failed on which a relay was a partner.
+    pub(super) fn failed(&self, relay: &Key) -> u32 {
+        self.failed.get(relay).copied().unwrap_or(0)
     }
 
     /// Partners may have limited what was found, and somebody has shown enough to tell.

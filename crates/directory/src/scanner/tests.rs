@@ -18,6 +18,8 @@ struct Modelled {
     /// What it says of itself.
     says: u64,
     exits: bool,
+    /// From then on it lets no circuit come about.
+    refuses: u64,
 }
 
 fn honest(carries: u64) -> Modelled {
@@ -26,6 +28,7 @@ fn honest(carries: u64) -> Modelled {
         for_scanner: carries,
         says: carries * 2,
         exits: true,
+        refuses: u64::MAX,
     }
 }
 
@@ -115,6 +118,15 @@ impl World {
     }
 
     fn begin(&mut self, measurement: Measurement) {
+        let mut path = measurement.path.iter();
+        if path.any(|relay| self.relays[Self::number(relay)].refuses <= self.now) {
+            self.under_way.push(Outcome {
+                at: self.now + 60,
+                of: measurement,
+                rates: Err(Failure::Circuit),
+            });
+            return;
+        }
         let rate = self.rate(&measurement).max(1);
         let (mut transfers, mut took, mut moved) = (Transfers::default(), Duration::ZERO, 0);
         while let Step::Transfer(_, bytes) = transfers.step() {
@@ -260,6 +272,33 @@ fn who_says_ten_times_what_it_has_gains_a_tenth_at_most() {
 fn who_serves_the_scanner_alone_well_gains_a_tenth_at_most() {
     let gain = gain(|liar| liar.for_scanner *= 10);
     assert!((5..=10).contains(&gain), "{gain} %");
+}
+
+#[test]
+fn relays_that_let_no_circuit_come_about_keep_nobody_from_being_measured_whatever_they_say() {
+    let config = Config {
+        pause: 3600,
+        ..Config::default()
+    };
+    // At once, or when they have shown that they are by far the fastest.
+    for refuses in [0, BEGIN + DAY / 4] {
+        let mut relays: Vec<_> = (0..20).map(|n| honest(1_000_000 + n * 50_000)).collect();
+        relays.extend([1 << 30; 10].map(|carries| Modelled {
+            says: 1 << 40,
+            refuses,
+            ..honest(carries)
+        }));
+        let mut world = World::new(config, &relays, 1);
+        world.run(BEGIN + DAY / 4);
+        let since = world.now;
+        world.run(BEGIN + DAY);
+        for number in 0..20 {
+            let relay = identity(number);
+            let found = world.scanner.results().of(&relay);
+            let found = found.filter(|one| one.at > since + 60 && one.rates.is_ok());
+            assert!(found.count() >= 2, "{number} with {refuses}");
+        }
+    }
 }
 
 #[test]
@@ -512,6 +551,7 @@ fn unmeasured_network() -> impl Strategy<Value = Vec<Modelled>> {
             for_scanner: if cheat == 0 { carries * 10 } else { carries },
             says: carries * lie,
             exits: exit > 0,
+            ..honest(carries)
         }
     });
     let relays = proptest::collection::vec(relay, 8..30);
