@@ -7,6 +7,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
+use bytes::Bytes;
 use hoplite_crypto::signing::is_signed;
 use hoplite_wire::{
     directory::Key,
@@ -136,9 +137,16 @@ pub enum NotTaken {
     Stale,
 }
 
+/// So long what was written out for one is given to all who ask, in seconds.
+const WRITTEN: u64 = 60;
+
 /// What an authority has been told last by each relay. It is in memory alone: relays tell it each hour.
 #[derive(Debug, Default)]
-pub struct ToldStatistics(BTreeMap<Key, (u64, String)>);
+pub struct ToldStatistics {
+    told: BTreeMap<Key, (u64, String)>,
+    /// All of it as it was written out last, and when, in seconds since 1970.
+    written: Option<(u64, Bytes)>,
+}
 
 impl ToldStatistics {
     /// Takes what one relay tells; `knows` says whether a relay has passed its test, of which there is a bounded number.
@@ -155,21 +163,39 @@ impl ToldStatistics {
         if !knows(&told.identity) {
             return Err(NotTaken::Unknown);
         }
-        let before = self.0.get(&told.identity).map(|(published, _)| *published);
+        let before = self
+            .told
+            .get(&told.identity)
+            .map(|(published, _)| *published);
         let is_new = before.is_none_or(|before| before < told.published);
         if !is_new || told.published > now.saturating_add(skew) {
             return Err(NotTaken::Stale);
         }
         if before.is_none() {
-            self.0.retain(|relay, _| knows(relay));
+            self.told.retain(|relay, _| knows(relay));
         }
-        self.0.insert(told.identity, (told.published, text));
+        self.told.insert(told.identity, (told.published, text));
         Ok(())
     }
 
-    /// All of it.
-    pub fn text(&self) -> String {
-        self.0.values().map(|(_, text)| text.as_str()).collect()
+    /// Bytes of all of it.
+    pub fn bytes(&self) -> u64 {
+        let each = self.told.values().map(|(_, text)| text.len());
+        let all = each.fold(0, usize::saturating_add);
+        u64::try_from(all).unwrap_or(u64::MAX)
+    }
+
+    /// All of it, as it was a minute ago at the latest: it is large, and whoever asks within that time shares it.
+    pub fn text(&mut self, now: u64) -> Bytes {
+        let written = self.written.take();
+        let written = written.filter(|(at, _)| at.abs_diff(now) < WRITTEN);
+        let (at, text) = written.unwrap_or_else(|| {
+            let all = self.told.values().map(|(_, text)| text.as_str());
+            (now, Bytes::from(all.collect::<String>()))
+        });
+        // The first that comes is there at once.
+        self.written = Some((at, text.clone())).filter(|(_, text)| !text.is_empty());
+        text
     }
 }
 
@@ -476,7 +502,7 @@ mod tests {
             "of the future"
         );
         assert_eq!(take(&stranger, NOW), Err(NotTaken::Unknown));
-        let text = told.text();
+        let text = String::from_utf8(told.text(NOW).into()).expect("text");
         assert_eq!(told_to_us(&text).0.len(), 1);
         let changed = text.replace("published 1", "published 2");
         assert_eq!(
@@ -487,7 +513,26 @@ mod tests {
         let text = sign_statistics(&stranger, NOW, statistics(&[1], 2));
         let other = stranger.identity();
         assert_eq!(told.take(text, (NOW, 60), |relay| *relay == other), Ok(()));
-        assert_eq!(told.0.len(), 1);
+        assert_eq!(told.told.len(), 1);
+    }
+
+    #[test]
+    fn who_asks_within_a_minute_shares_what_was_written_for_the_first() {
+        let mut told = ToldStatistics::default();
+        assert!(told.text(NOW).is_empty());
+        let take = |told: &mut ToldStatistics| {
+            let text = sign_statistics(&relay_key(), NOW, statistics(&[1], NOW));
+            assert_eq!(told.take(text, (NOW, 60), |_| true), Ok(()));
+        };
+        take(&mut told);
+        let first = told.text(NOW);
+        assert!(!first.is_empty(), "the first is there at once");
+        take(&mut told);
+        let again = told.text(NOW + 59);
+        assert_eq!(again.as_ptr(), first.as_ptr(), "nothing is copied");
+        let later = told.text(NOW + 60);
+        assert_eq!(later.len(), 2 * first.len());
+        assert_eq!(told.bytes(), later.len() as u64);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use bytes::Bytes;
 use clap::{Args, Subcommand};
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use hoplite_channel::{self as channel, ChannelDialer, Counts, How, Whom, handshake::Us};
@@ -88,9 +89,14 @@ impl Shared {
         told.take(text, (now, self.0.skew), |relay| authority.is_tested(relay))
     }
 
-    /// What all relays tell.
-    fn statistics(&self) -> String {
-        self.0.told.lock().text()
+    /// Bytes of what all relays tell.
+    fn statistics_bytes(&self) -> u64 {
+        self.0.told.lock().bytes()
+    }
+
+    /// What all relays tell, as it was a minute ago at the latest.
+    fn statistics(&self) -> Bytes {
+        self.0.told.lock().text(now())
     }
 
     fn others(&self) -> MutexGuard<'_, HashSet<IpAddr>> {

@@ -93,12 +93,17 @@ fn get(path: &str, fields: &HeaderMap, server: &Server, asking: Asking) -> Answe
     if !take(&server.requests, client, 1, is_first) {
         return too_many();
     }
+    let takes = |bytes| take(&server.bytes, client, bytes, is_first);
     let answer = match path {
         "/hoplite/list" => server.shared.given().answer(fields),
-        "/hoplite/statistics" => Answer::new(StatusCode::OK, server.shared.statistics()),
+        // Nothing is written out for who may not have it.
+        "/hoplite/statistics" if takes(server.shared.statistics_bytes()) => {
+            return Answer::new(StatusCode::OK, server.shared.statistics());
+        }
+        "/hoplite/statistics" => return too_many(),
         path => document(path, &server.shared),
     };
-    if take(&server.bytes, client, answer.bytes(), is_first) {
+    if takes(answer.bytes()) {
         answer
     } else {
         too_many()
