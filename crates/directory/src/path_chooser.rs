@@ -21,6 +21,9 @@ use crate::{
 pub const AVOIDED: Duration = Duration::from_secs(60);
 /// This many of them at most.
 const MOST_AVOIDED: usize = 64;
+/// So many guards at most are passed over because no exit goes with them; those that may not stand on one path count as one. Else an exit that alone permits a
+/// port could name operators, and stand in networks, until a guard's turn comes that is its friend.
+const MOST_PASSED_OVER: usize = 2;
 
 /// One moment by both clocks.
 #[derive(Clone, Copy, Debug)]
@@ -336,6 +339,7 @@ impl PathChooser {
             OverlayKind::Onion => HashSet::new(),
         };
         unfit.extend(others);
+        let mut passed_over = Vec::<&Descriptor>::new();
         loop {
             let asked = PathConstraints {
                 avoid: unfit.clone(),
@@ -350,6 +354,14 @@ impl PathChooser {
                 return Ok(path);
             }
             if !unfit.insert(guard) {
+                return Err(NoPath::Unguarded);
+            }
+            let guard = network.relay(&guard).ok_or(NoPath::Unguarded)?;
+            let mut before = passed_over.iter();
+            if before.all(|other| network.are_apart(guard, other, constraints.apart)) {
+                passed_over.push(guard);
+            }
+            if passed_over.len() > MOST_PASSED_OVER {
                 return Err(NoPath::Unguarded);
             }
         }
@@ -523,7 +535,68 @@ mod tests {
         assert!(!pair(few), "two paths need five relays");
     }
 
+    /// Nine guards in networks and of operators of their own, the first of them the attacker's, and exits of his, to port 6667: whose operators they name, and
+    /// in whose networks they stand.
+    fn with_exits_that_name(named: &[(u8, [u8; 4])]) -> Vec<Descriptor> {
+        let address = |network: u8, host| ([10, network, 0, host], 443).into();
+        let guards = (0..9).map(|number| Descriptor {
+            addresses: vec![address(number, 1)],
+            ..relay(number, true, false, &number.to_string())
+        });
+        let exits = (9..).zip(named).map(|(number, (operator, networks))| {
+            let networks: std::collections::BTreeSet<_> = networks.iter().copied().collect();
+            Descriptor {
+                addresses: networks.iter().map(|one| address(*one, number)).collect(),
+                exit: "6667".parse().ok(),
+                ..relay(number, false, true, &operator.to_string())
+            }
+        });
+        guards.chain(exits).collect()
+    }
+
+    #[test]
+    fn guards_of_one_operator_are_passed_over_as_one() {
+        let mut relays = with_exits_that_name(&[(1, [20; 4])]);
+        for guard in relays.iter_mut().take(9).filter(|one| one.name != "relay5") {
+            guard.operator = Some("1".into());
+        }
+        let constraints = PathConstraints {
+            hops: 2,
+            ..PathConstraints::default()
+        };
+        let network = Network::unsigned(relays);
+        for seed in 0..20 {
+            let mut chooser = PathChooser::guarded(Vec::new());
+            let random = &mut |most| seed % most;
+            let path = chooser.select_path(&network, &constraints, &[], now(), random);
+            assert_eq!(path.expect("possible")[0].name, "relay5");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn whatever_exits_say_a_path_begins_at_one_of_the_first_three_guards(
+            named in prop::collection::vec((1u8..9, any::<[u8; 4]>()), 1..4),
+            seed in any::<u64>(),
+        ) {
+            let networks = |(operator, at): (u8, [u8; 4])| (operator, at.map(|one| 1 + one % 8));
+            let named: Vec<_> = named.into_iter().map(networks).collect();
+            let network = Network::unsigned(with_exits_that_name(&named));
+            let mut state = seed;
+            let random = &mut |most: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (state >> 33) % most
+            };
+            let constraints = PathConstraints { hops: 2, ports: vec![6667], ..PathConstraints::default() };
+            let mut chooser = PathChooser::guarded(Vec::new());
+            let path = chooser.select_path(&network, &constraints, &[], now(), random);
+            let guards = chooser.kept().expect("guarded");
+            if let Ok(path) = path {
+                let place = guards.iter().position(|guard| guard.identity == path[0].identity);
+                prop_assert!(place.is_some_and(|place| place < 3), "{place:?}");
+            }
+        }
+
         #[test]
         fn every_path_keeps_the_rules(
             raw in prop::collection::vec((any::<bool>(), any::<bool>(), 0u8..4), 0..8),

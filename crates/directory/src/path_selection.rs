@@ -429,7 +429,7 @@ impl Network {
     }
 
     /// Whether both may stand on one path.
-    fn are_apart(&self, a: &Descriptor, b: &Descriptor, apart: Apart) -> bool {
+    pub(crate) fn are_apart(&self, a: &Descriptor, b: &Descriptor, apart: Apart) -> bool {
         let relatives = || {
             let known = self.tor_relay(&a.identity);
             let other = self.tor_relay(&b.identity);
