@@ -183,7 +183,7 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
-    fn new(stream: TcpStream, place: Arc<Place>) -> Self {
+    pub(crate) fn new(stream: TcpStream, place: Arc<Place>) -> Self {
         Self { stream, place }
     }
 }

@@ -26,6 +26,8 @@ const CHUNK: usize = 16 << 10;
 const OPEN: Duration = Duration::from_secs(60);
 /// How long a request's head may take to come: who sends none holds no place for longer.
 const ASK: Duration = Duration::from_secs(10);
+/// How long who was refused may take to hang up.
+const HANG_UP: Duration = Duration::from_secs(1);
 /// How long a transfer may take; what has come by then counts.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Transfers that are expected at once; more are not begun.
@@ -138,7 +140,7 @@ async fn answer(
     let Some(mut transfer) = asked else {
         let refusal = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
         stream.write_all(refusal.as_bytes()).await?;
-        return finish(&mut stream, ASK).await;
+        return finish(&mut stream, HANG_UP).await;
     };
     match transfer.direction {
         Direction::Down => {

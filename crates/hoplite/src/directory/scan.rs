@@ -37,7 +37,6 @@ use hoplite_wire::{
 use serde::{Deserialize, Serialize};
 use tokio::{
     net::TcpListener,
-    sync::Semaphore,
     task::{JoinSet, spawn_blocking},
     time::{Instant, sleep},
 };
@@ -47,6 +46,7 @@ use super::{listen, now};
 use crate::{
     client::{self, Underlay},
     config::client::{self as config, Client, scan::Scan},
+    http_server::{self, Places, Watched},
     listed::{self, Listed},
     process::{self, Asked, Signals},
     say::Failure,
@@ -111,17 +111,24 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     })
 }
 
-/// The target. When all its places are taken, who comes waits in the system's queue.
+/// The target. There is always a place for whoever comes: when all are taken, the address with the most gives way by its stillest.
 async fn serve(listener: TcpListener, expected: Expected, connections: usize) {
-    let places = Arc::new(Semaphore::new(connections));
+    let places = Places::new(connections, connections);
     loop {
-        let place = Arc::clone(&places).acquire_owned().await;
         match listener.accept().await {
-            Ok((stream, _)) => {
-                let expected = expected.clone();
+            Ok((stream, from)) => {
+                let from = http_server::Client {
+                    address: http_server::client(from.ip()),
+                    is_authority: false,
+                };
+                let place = Arc::new(places.enter(from));
+                let (watched, expected) =
+                    (Watched::new(stream, Arc::clone(&place)), expected.clone());
                 tokio::spawn(async move {
-                    target::serve(stream, &expected).await;
-                    drop(place);
+                    tokio::select! {
+                        () = target::serve(watched, &expected) => {}
+                        () = place.lost() => {}
+                    }
                 });
             }
             // No descriptor is left, or the connection is gone: what else may help than to wait.
@@ -490,6 +497,12 @@ pub(super) fn replace(path: &Path, text: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpStream,
+        time::timeout,
+    };
+
     use super::*;
 
     fn found(at: u64, rates: Result<Rates, Unmeasured>) -> Outcome {
@@ -501,6 +514,38 @@ mod tests {
                 path: [6, 7, 8].map(|one| Key([one; 32])).to_vec(),
             },
             rates,
+        }
+    }
+
+    #[tokio::test]
+    async fn strangers_who_hold_all_places_of_the_target_keep_nobody_from_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let address = listener.local_addr().expect("an address");
+        let connect = || async { TcpStream::connect(address).await.expect("connected") };
+        let places = 64;
+        let asking = async {
+            let mut silent = Vec::new();
+            for _ in 0..places {
+                silent.push(connect().await);
+            }
+            let mut answers = Vec::new();
+            let mut one = connect().await;
+            let asked = one.write_all(b"GET / HTTP/1.1\r\n\r\n").await;
+            asked.expect("written");
+            one.read_to_end(&mut answers).await.expect("answered");
+            // Whoever was silent for longest has made room.
+            let mut nothing = [0];
+            let read = silent[0].read(&mut nothing).await;
+            assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
+            String::from_utf8(answers).expect("text")
+        };
+        tokio::select! {
+            // Before anybody's time for a head is over.
+            answer = timeout(Duration::from_secs(5), asking) => {
+                let answer = answer.expect("answered");
+                assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
+            }
+            () = serve(listener, Expected::default(), places) => {}
         }
     }
 

@@ -133,6 +133,16 @@ async fn who_asks_for_nothing_is_let_go_soon() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_is_refused_and_does_not_hang_up_is_let_go_sooner_still() {
+    let (mut near, far) = tokio::io::duplex(1 << 10);
+    let asked = near.write_all(b"GET / HTTP/1.1\r\n\r\n").await;
+    asked.expect("written");
+    let began = Instant::now();
+    serve(far, &Expected::default()).await;
+    assert_eq!(began.elapsed(), HANG_UP);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_upload_that_never_came_is_not_taken_for_one() {
     let expected = Expected::default();
     let ticket = expected.expect(Direction::Up, 50_000).expect("expected");
