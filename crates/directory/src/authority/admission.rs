@@ -330,10 +330,16 @@ fn families<'de, D: Deserializer<'de>>(input: D) -> Result<Families, D::Error> {
     Ok(families)
 }
 
+/// What a test of a relay is of, beside its identity: where it is, and by which keys it is found there.
+pub(super) type Place<'a> = (&'a [SocketAddr], Option<[u8; 32]>, bool);
+
+pub(super) fn place(relay: &Descriptor) -> Place<'_> {
+    (&relay.addresses, relay.pin, relay.onion.is_some())
+}
+
 /// Whether a test of the one is a test of the other.
 fn is_same_place(one: &Descriptor, other: &Descriptor) -> bool {
-    let place = |relay: &Descriptor| (relay.pin, relay.onion.is_some(), relay.identity);
-    one.addresses == other.addresses && place(one) == place(other)
+    one.identity == other.identity && place(one) == place(other)
 }
 
 /// Where a relay is, by its first address.

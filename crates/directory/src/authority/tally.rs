@@ -1,16 +1,17 @@
 //! From votes to a list, in one way only: authorities that have the same votes work out the same bytes.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use hoplite_wire::directory::{
-    AUTHORITIES, Descriptor, Key, LIST, List, Opinion, RELAYS, RelayFlags, SharedRandomLines,
-    Signature, SignedDescriptor, Stage, write_signatures,
+    AUTHORITIES, Key, LIST, List, Opinion, RELAYS, RelayFlags, SharedRandomLines, Signature,
+    SignedDescriptor, Stage, write_signatures,
 };
 
-use super::{Config, shared_random};
+use super::{
+    Config,
+    admission::{Place, place},
+    shared_random,
+};
 use crate::{hsdirs, scanner::median};
 
 /// The name of the parameter that bounds what is believed of a relay.
@@ -125,13 +126,6 @@ fn fitting(mut list: List) -> List {
 
 pub(super) fn is_majority(count: usize, known: usize) -> bool {
     count.saturating_mul(2) > known
-}
-
-/// What a test of a relay is of, beside its identity: where it is, and by which keys it is found there.
-type Place<'a> = (&'a [SocketAddr], Option<[u8; 32]>, bool);
-
-fn place(relay: &Descriptor) -> Place<'_> {
-    (&relay.addresses, relay.pin, relay.onion.is_some())
 }
 
 /// Each relay that a majority has found at one place. Whatever else it says there is its own word, so any form will do; that it is at another place may be
