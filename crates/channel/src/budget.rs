@@ -295,18 +295,21 @@ impl Entered {
             return;
         }
         let mut held = HashMap::<u64, u64>::new();
+        let mut moved = HashMap::<u64, u64>::new();
         for one in &all {
             if let Some(who) = one.gauge.owner() {
                 *held.entry(who).or_default() += one.bytes;
+                *moved.entry(who).or_default() += one.since;
             }
         }
-        // By what waits with the owner, where he is known: many circuits of little each gain him nothing. Of those that are alike the one that holds most.
+        // By all of an owner's, where he is known: many circuits of little each gain him nothing. Of his the one that moves least, and then that holds most.
         all.sort_by_cached_key(|one| {
             let owner = one.gauge.owner();
-            let held = owner.and_then(|who| held.get(&who).copied());
-            let held = held.unwrap_or(one.bytes).max(1);
-            let moves = u128::from(one.since.saturating_add(STILL)) << u64::BITS;
-            (moves / u128::from(held), Reverse(one.bytes))
+            let of = |all: &HashMap<u64, u64>| owner.and_then(|who| all.get(&who).copied());
+            let bytes = of(&held).unwrap_or(one.bytes).max(1);
+            let since = of(&moved).unwrap_or(one.since);
+            let moves = u128::from(since.saturating_add(STILL)) << u64::BITS;
+            (moves / u128::from(bytes), one.since, Reverse(one.bytes))
         });
         let enough = most / 100 * LOW_WATER_PERCENT;
         end_until(enough, &all, ended, |one| {

@@ -43,8 +43,8 @@ pub struct Config {
     pub windows: u64,
     /// QUIC: how many bytes of all circuits may wait on a channel to a peer that did not say who it is: it harms its own circuits alone.
     pub guest_windows: u64,
-    /// How many bytes may wait in all circuits of the process; beyond it, the circuits that move least are destroyed (C tor: MaxMemInQueues), those of
-    /// guests who have more than a sixteenth of it first.
+    /// How many bytes may wait in all circuits of the process; beyond it, those are destroyed that move least for what waits with whoever has them
+    /// (C tor: MaxMemInQueues), those of guests who have more than a sixteenth of it first.
     pub queued: u64,
     /// How many bytes whoever holds a circuit keeps for it at most ([`CircuitBacklog`](super::CircuitBacklog)): by that is known when so many circuits are there that
     /// `queued` could be reached.

@@ -157,6 +157,12 @@ impl Channels {
         if let (Err(_), Some(how)) = (&made, plan.otherwise) {
             made = self.0.dialer.dial(whom, how, terms).await;
         }
+        if let Ok(channel) = &made {
+            (self.0.dialled)(channel.clone());
+            if !channel.is_open() {
+                made = Err(ended(whom, "there is no room for it").because(Reason::Limit));
+            }
+        }
         let dialled = made.as_ref().ok().cloned();
         let ours = self.0.dialer.goes_first(&identity);
         let times = Times {
@@ -168,7 +174,6 @@ impl Channels {
         let Some(channel) = dialled else {
             return;
         };
-        (self.0.dialled)(channel.clone());
         let client = Following {
             inner: Arc::downgrade(&self.0),
             identity,

@@ -1,8 +1,8 @@
 //! Which circuits end where a QUIC channel's window is full of what nobody reads. That window is for all circuits of the channel (RFC 9000 §4.1), and one that
 //! stands still keeps its part of it: whoever has enough of them at a relay, and takes nothing, would stop all others between two relays. When the peer says
 //! that it may send nothing more, and nothing is read that would let it, circuits end of which something waits that nobody has taken, until what waits is
-//! little of the window: those that stand still, and others only after them; each time one of whoever has most waiting, and of his the one that was read
-//! least of late, the newest first.
+//! little of the window: of whoever has much those that stand still, and others only after them; each time one of whoever has most waiting, and of his the
+//! one that was read least of late, the newest first.
 //!
 //! Whoever it was may have no more circuits on the channel for ten minutes than may stay, so that he cannot fill it again at once and again. A relay that asks
 //! on behalf of others may: it would be they who pay. No clock.
@@ -22,6 +22,9 @@ use super::budget::Gauge;
 
 /// This part of the window may still be that of circuits that nobody reads.
 const LEFT_DIVISOR: u64 = 8;
+
+/// Whose circuits have more than this part of the window waiting has much.
+const MUCH_DIVISOR: u64 = 16;
 
 /// A circuit stands still of which less than this part of what waits was read of late.
 const STILL_DIVISOR: u64 = 16;
@@ -51,6 +54,8 @@ pub(super) struct Marks(HashMap<StreamId, u64>);
 struct Holding {
     /// What waits in all of them.
     waits: u64,
+    /// Whether that was much at first.
+    is_much: bool,
     /// What stands still last, and of that what was read least of late.
     circuits: Vec<Unread>,
 }
@@ -73,7 +78,7 @@ impl Holding {
     /// Who comes first where one is to go.
     fn rank(&self) -> (bool, bool, u64) {
         let next = self.circuits.last();
-        let is_still = next.is_some_and(Unread::stands_still);
+        let is_still = self.is_much && next.is_some_and(Unread::stands_still);
         (is_still, next.is_some(), self.waits)
     }
 
@@ -157,6 +162,7 @@ impl Readers {
         }
         // Stable: of two that were read as much, the newer goes first.
         for holding in by_whom.values_mut() {
+            holding.is_much = holding.waits > whole / MUCH_DIVISOR;
             let circuits = &mut holding.circuits;
             circuits.sort_by_key(|one| (one.stands_still(), Reverse(one.since)));
         }
@@ -271,6 +277,25 @@ mod tests {
         let count = readers.end_of(&unread, &marks, (whole, waits), Instant::now());
         assert_eq!((count, ended(others)), (113, vec![]));
         assert_eq!(ended(his).len(), 113);
+    }
+
+    #[test]
+    fn who_has_the_window_and_reads_some_of_it_goes_before_little_that_stands_still() {
+        const EACH: u64 = 2 << 20;
+        let readers = Readers::new(EACH);
+        let whose: Vec<_> = [1; 128].into_iter().chain(2..42).collect();
+        let circuits = circuits(&readers, &whose);
+        let marks = readers.marks();
+        let (his, others) = circuits.split_at(128);
+        his.iter().for_each(|(gauge, _)| gauge.read(EACH / 8, 0));
+        let unread: Vec<_> = (0..168).map(stream).collect();
+        let waits = |gauge: &Gauge| match gauge.asked_by() {
+            Some(1) => EACH,
+            _ => 40 * 514,
+        };
+        let count = readers.end_of(&unread, &marks, (128 * EACH, waits), Instant::now());
+        assert!(count > 100, "{count}");
+        assert_eq!(ended(others), []);
     }
 
     #[test]

@@ -317,7 +317,8 @@ impl Onion {
         (place, account): (&Arc<Place>, &Arc<Account>),
     ) {
         self.channels.add(&channel);
-        let _wide = self.give_room(&channel, Some(account));
+        let wide = self.wide(&channel);
+        give_room(&channel, wide.as_ref(), Some(account));
         let place = Some(Arc::clone(place));
         tokio::select! {
             () = self.carry(channel.clone(), client, shared, alive, place) => {}
@@ -336,14 +337,17 @@ impl Onion {
             Some(address) => shared.quotas.by_address(address),
             None => shared.quotas.by_identity(&peer.ed25519),
         };
-        let account = (!self.is_listed(&channel)).then(|| shared.quotas.account(stranger));
+        let wide = self.wide(&channel);
+        // Over TLS nothing waits but in circuits.
+        let is_bounded = wide.is_some() || (!has_windows(&channel) && self.is_listed(&channel));
+        let account = (!is_bounded).then(|| shared.quotas.account(stranger));
         let Ok(account) = account.transpose() else {
             // Nothing would bound what a stranger has there.
             shared.metrics.limited("memory");
             return channel.close();
         };
         let account = account.map(Arc::new);
-        let wide = self.give_room(&channel, account.as_ref());
+        give_room(&channel, wide.as_ref(), account.as_ref());
         drop(tokio::spawn(async move {
             let _wide = wide;
             let lost = lost(&channel, account);
@@ -355,18 +359,12 @@ impl Onion {
         }));
     }
 
-    /// Lets a channel's peer send as much ahead of who reads as it may: a relay of the list, which asks on behalf of others, all that circuits between two
-    /// relays may have, on a few channels; a stranger what moves, as long as there is memory. What it answers is held as long as the channel.
-    fn give_room(&self, channel: &Channel, account: Option<&Arc<Account>>) -> Option<WideChannel> {
-        let has_windows = channel.kind() == LinkKind::Quic && self.is_listed(channel);
-        let peer = channel.peer().filter(|_| has_windows);
-        let wide = peer.and_then(|peer| self.wide.enter(peer.ed25519));
-        match (&wide, account) {
-            (Some(_), _) => channel.widen(),
-            (None, Some(account)) => channel.adapt_windows(ChannelBudget(Arc::clone(account))),
-            (None, None) => channel.adapt_windows(SharedBudget::new(0)),
-        }
-        wide
+    /// A place among the few channels of a relay of the list, which asks on behalf of others, that may have all that circuits between two relays may. It is
+    /// held as long as the channel.
+    fn wide(&self, channel: &Channel) -> Option<WideChannel> {
+        let may = has_windows(channel) && self.is_listed(channel);
+        let peer = channel.peer().filter(|_| may)?;
+        self.wide.enter(peer.ed25519)
     }
 
     /// Whether the peer is a relay of the list, now.
@@ -428,6 +426,19 @@ impl Onion {
             () = ended => {}
             () = alive.reached(Phase::Stopped) => {}
         }
+    }
+}
+
+fn has_windows(channel: &Channel) -> bool {
+    channel.kind() == LinkKind::Quic
+}
+
+/// Lets a channel's peer send as much ahead of who reads as it may: where it has a place all of it, else what moves, as long as there is memory.
+fn give_room(channel: &Channel, wide: Option<&WideChannel>, account: Option<&Arc<Account>>) {
+    match (wide, account) {
+        (Some(_), _) => channel.widen(),
+        (None, Some(account)) => channel.adapt_windows(ChannelBudget(Arc::clone(account))),
+        (None, None) => channel.adapt_windows(SharedBudget::new(0)),
     }
 }
 

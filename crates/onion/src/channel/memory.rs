@@ -185,6 +185,9 @@ impl Sender for Out {
         cell.circuit = self.0;
         let at = Instant::now() + self.1.latency;
         let mut state = self.1.state();
+        if state.closed {
+            return;
+        }
         // In a queue that stands still each could hold the whole buffer of the channel that it came in.
         cell.detach();
         state.cells.push_back((at, cell));

@@ -113,7 +113,8 @@ impl Extensions {
         self.admits_many(next, client, 1, now)
     }
 
-    /// The same for what counts as so many: who may have one has them all, and nobody has anything before what was short has come back.
+    /// The same for what counts as so many. Who asked for nothing of late, and may have one, has them all; then nobody has anything before what was short
+    /// has come back.
     pub fn admits_many(&mut self, next: &[u8; 32], client: u64, count: u32, now: Instant) -> bool {
         if self.relays.len() >= self.sweep_at {
             self.relays.retain(|_, asked| asked.sweep(now) > 0);
@@ -137,7 +138,9 @@ impl Asked {
         let left = self.bucket.left(now);
         let recent = self.clients.entry(client);
         let recent = recent.or_insert_with(|| Recent::new(now));
-        let admitted = recent.is_fair(left, now) && self.bucket.take_many(count, now);
+        let must_be_left = if recent.count(now) == 0 { 1 } else { count };
+        let rest = (left + 1).saturating_sub(must_be_left);
+        let admitted = recent.is_fair(rest, now) && self.bucket.take_many(count, now);
         if admitted {
             recent.add(count);
         }

@@ -67,14 +67,14 @@ pub struct Onion {
     pub skins_waiting: usize,
     /// Onion skins of one address that wait.
     pub skins_waiting_per_client: usize,
-    /// Bytes that may wait in the circuits of all channels, and in the streams of those that end here; beyond it those that move least are ended,
-    /// those of clients who have more than a sixteenth of it first.
+    /// Bytes that may wait in the circuits of all channels, and in the streams of those that end here; beyond it those are ended that move least for what waits with
+    /// whoever has them, those of clients who have more than a sixteenth of it first.
     pub queued: u64,
     /// Over QUIC: bytes of a circuit that may be on their way, each way. While circuits are served over QUIC, tunnels of the port have it as well, instead of
     /// `[limits] stream_window`: what a connection will carry is not known when it begins.
     pub stream_window: u32,
     /// Over QUIC: bytes of all circuits of a channel to another relay that may be on their way, each way; where those that nobody reads fill it they
-    /// end. A client's channel has `[limits] connection_window`.
+    /// end. Two channels of each relay of the list have it; others grow with what moves, up to `[limits] connection_window`.
     pub connection_window: u32,
     /// Streams to targets of one circuit. Each counts as a request of `[limits]` too, of the address that the channel comes from.
     pub streams: usize,
