@@ -410,7 +410,7 @@ struct Partner<'a> {
     relay: &'a Candidate,
     /// How fast it is thought to be.
     speed: u64,
-    /// The same, halved for each circuit in a row that it was a partner on and that failed: who lets none come about is soon no partner, whatever it says.
+    /// The same, halved for each relay of which no circuit came about with it as a partner: who lets none come about is soon no partner, whatever it says.
     lasting: u64,
     /// How many those are.
     failed: u32,

@@ -1,5 +1,5 @@
 //! How much of a server of plain HTTP whoever asks may have: places for connections, and what may be asked for within a minute. By address (IPv6: /64) and
-//! in all; the quiet come first. The authorities, relays that keep the list, and the issuer serve behind it.
+//! in all; the quiet come first. The authorities, relays that keep the list, the issuer and the scanner's target serve behind it.
 
 use std::{
     collections::HashMap,
@@ -158,6 +158,11 @@ impl Place {
     /// Resolves when somebody else has been given the place.
     pub(crate) async fn lost(&self) {
         self.told.notified().await;
+    }
+
+    /// Nobody else is given it from now on, as it is needed no more.
+    pub(crate) fn release(&self) {
+        self.places.state().leave(self.id);
     }
 
     fn moved(&self) {
@@ -481,6 +486,18 @@ mod places_tests {
         let second = places.enter(stranger(4));
         assert!(has_lost(&newcomer) && !has_lost(&second));
         assert_eq!(held.each_ref().map(has_lost), [false, true, false]);
+    }
+
+    #[tokio::test]
+    async fn who_needs_its_place_no_more_gives_way_to_nobody() {
+        let places = Places::new(1, 1);
+        let done = places.enter(stranger(1));
+        done.release();
+        let _others = [2; 5].map(|n| places.enter(stranger(n)));
+        let lost = timeout(Duration::from_millis(20), done.lost()).await;
+        assert!(lost.is_err());
+        drop(done);
+        assert_eq!(places.state().strangers, 1);
     }
 
     #[test]

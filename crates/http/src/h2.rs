@@ -195,7 +195,7 @@ impl Session {
         io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         config: &Config,
     ) -> Result<Self, H2Error> {
-        let (io, reads) = CountReads::new(io);
+        let (io, reads) = CountReads::new(io, usize::MAX);
         let mut builder = ::h2::client::Builder::new();
         builder
             .initial_window_size(config.stream_window)
@@ -220,7 +220,7 @@ impl Session {
         io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         config: &Config,
     ) -> Result<Self, H2Error> {
-        let (io, reads) = CountReads::new(io);
+        let (io, reads) = CountReads::new(io, driver::TURN);
         let mut builder = ::h2::server::Builder::new();
         builder
             .initial_window_size(config.stream_window)

@@ -173,6 +173,7 @@ struct UnderWay {
 }
 
 /// A relay that may be tested next.
+#[derive(Clone, Copy)]
 struct Next<'a> {
     relay: &'a Descriptor,
     network: Option<IpAddr>,
@@ -587,7 +588,7 @@ impl Pool {
         Ok(gone)
     }
 
-    /// What is to be tested now. Of each network's the first comes first, then of each the second; no address is tested twice at once. Three of
+    /// What is to be tested now. Of each network's the first comes first, then of each the second; no address of new ones is tested twice at once. Three of
     /// four tests are for new ones at most, and as many for those that have passed before, which wait for none but each other.
     pub(super) fn probes(&mut self, rules: &Admission, now: u64) -> Vec<Probe> {
         let most = rules.tests.saturating_sub(rules.tests / 4);
@@ -639,12 +640,18 @@ impl Pool {
     /// Those that wait, round by round of the networks that handed them in; first those that had passed before a restart.
     fn new_ones(&self) -> Vec<Next<'_>> {
         let mut waiting: Vec<_> = self.waiting.values().collect();
-        waiting.sort_by_key(|waiting| (waiting.since.is_none(), waiting.arrived));
-        let new = waiting.into_iter().map(|waiting| {
-            let relay = &waiting.signed.descriptor;
-            (waiting.from.or_else(|| home(relay)), relay)
-        });
-        self.in_rounds(new, false)
+        waiting.sort_by_key(|waiting| waiting.arrived);
+        let of = |had_passed: bool| {
+            let these = waiting
+                .iter()
+                .filter(move |waiting| waiting.since.is_some() == had_passed);
+            let these = these.map(|waiting| {
+                let relay = &waiting.signed.descriptor;
+                (waiting.from.or_else(|| home(relay)), relay)
+            });
+            self.in_rounds(these, false)
+        };
+        [of(true), of(false)].concat()
     }
 
     /// The first of each network, in their order, then the second; those under way stand before them, whatever has become of their descriptors.

@@ -94,7 +94,7 @@ fn with_times(stage: Stage, config: &Config, valid_after: u64, said: Said) -> Li
 }
 
 /// What can be read again, signed by as many authorities as there may be: the largest descriptors are left out until it can. So a few thousand that are as
-/// large as may be cost their own relays a place, and not everybody the list.
+/// large as may be cost relays that say much a place, their own or others, and not everybody the list.
 fn fitting(mut list: List) -> List {
     let signature = BTreeMap::from([(Key([0; 32]), Signature([0; 64]))]);
     let signatures = write_signatures(&signature).len();

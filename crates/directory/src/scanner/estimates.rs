@@ -5,7 +5,10 @@
 //! slowest, and the result is its **own**. Else a partner may have **limited** it, and it is a lower bound. That is decided anew whenever partners have
 //! shown more, for results of long ago too; what relays say of themselves has no part in it.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use hoplite_wire::directory::Key;
 
@@ -25,8 +28,9 @@ pub struct Estimates {
     shown: BTreeMap<Key, u64>,
     /// The fastest circuit of all.
     fastest: u64,
-    /// The circuits in a row that each was a partner on and that failed, up to the last that it was part of and that did not.
-    failed: BTreeMap<Key, u32>,
+    /// Of which relays no circuit came about with each of these as a partner, since the last that it was part of and that did: so one that refuses circuits
+    /// with chosen partners counts once.
+    failed: BTreeMap<Key, BTreeSet<Key>>,
     relays: BTreeMap<Key, Estimate>,
 }
 
@@ -73,7 +77,7 @@ impl Estimates {
         let Ok(rates) = outcome.rates else {
             for partner in outcome.of.partners() {
                 let failed = self.failed.entry(*partner).or_default();
-                *failed = failed.saturating_add(1);
+                failed.insert(outcome.of.relay);
             }
             return;
         };
@@ -119,9 +123,10 @@ impl Estimates {
         self.shown.get(relay).copied()
     }
 
-    /// How many circuits in a row have failed on which a relay was a partner.
+    /// Of how many relays circuits have failed on which this one was a partner.
     pub(super) fn failed(&self, relay: &Key) -> u32 {
-        self.failed.get(relay).copied().unwrap_or(0)
+        let failed = self.failed.get(relay).map_or(0, BTreeSet::len);
+        u32::try_from(failed).unwrap_or(u32::MAX)
     }
 
     /// Partners may have limited what was found, and somebody has shown enough to tell.

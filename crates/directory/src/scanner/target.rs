@@ -123,16 +123,22 @@ impl fmt::Debug for Expected {
 
 // The target's end.
 
-/// Answers one request of whoever has connected. Time is bounded, and nothing but what is expected is served.
-pub async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, expected: &Expected) {
+/// Answers one request of whoever has connected. Time is bounded, and nothing but what is expected is served; `is_expected` is called when that is asked for.
+pub async fn serve(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    expected: &Expected,
+    is_expected: impl FnOnce(),
+) {
     // Who hangs up, or is too slow, is nothing to a target.
-    let answered = timeout(PATIENCE.saturating_mul(2), answer(stream, expected)).await;
+    let answer = answer(stream, expected, is_expected);
+    let answered = timeout(PATIENCE.saturating_mul(2), answer).await;
     answered.unwrap_or(Ok(())).unwrap_or_default();
 }
 
 async fn answer(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     expected: &Expected,
+    is_expected: impl FnOnce(),
 ) -> io::Result<()> {
     let asking = timeout(ASK, head(&mut stream)).await;
     let (head, mut rest) = asking.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
@@ -142,6 +148,7 @@ async fn answer(
         stream.write_all(refusal.as_bytes()).await?;
         return finish(&mut stream, HANG_UP).await;
     };
+    is_expected();
     match transfer.direction {
         Direction::Down => {
             let head = format!(

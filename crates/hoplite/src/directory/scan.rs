@@ -111,7 +111,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     })
 }
 
-/// The target. There is always a place for whoever comes: when all are taken, the address with the most gives way by its stillest.
+/// The target. There is always a place for whoever comes: when all are taken, the address with the most gives way by its stillest. Who has named a transfer
+/// that is expected needs none.
 async fn serve(listener: TcpListener, expected: Expected, connections: usize) {
     let places = Places::new(connections, connections);
     loop {
@@ -126,7 +127,7 @@ async fn serve(listener: TcpListener, expected: Expected, connections: usize) {
                     (Watched::new(stream, Arc::clone(&place)), expected.clone());
                 tokio::spawn(async move {
                     tokio::select! {
-                        () = target::serve(watched, &expected) => {}
+                        () = target::serve(watched, &expected, || place.release()) => {}
                         () = place.lost() => {}
                     }
                 });

@@ -231,24 +231,26 @@ impl ReadCount {
     }
 }
 
-/// How many bytes are read in one turn, about. Then who reads the streams goes on: the crate gives a connection up whose frames are small and wait unread, a
+/// How many bytes a server reads in one turn. Then who reads the streams goes on: the crate gives a connection up whose frames are small and wait unread, a
 /// hundred and more, and one turn would read all that the system has.
-const TURN: usize = 8 * 1024;
+pub(super) const TURN: usize = 4 * 1024;
 
 /// Counts what comes from the peer: as long as something does, nobody needs to ask whether it is there.
 pub(super) struct CountReads<T> {
     io: T,
     count: ReadCount,
-    /// Of this turn.
+    /// What is read in one turn, and what was in this one.
+    turn: usize,
     read: usize,
 }
 
 impl<T> CountReads<T> {
-    pub(super) fn new(io: T) -> (Self, ReadCount) {
+    pub(super) fn new(io: T, turn: usize) -> (Self, ReadCount) {
         let count = ReadCount::default();
         let counting = Self {
             io,
             count: count.clone(),
+            turn,
             read: 0,
         };
         (counting, count)
@@ -261,16 +263,19 @@ impl<T: AsyncRead + Unpin> AsyncRead for CountReads<T> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.read >= TURN {
+        let left = self.turn - self.read;
+        if left == 0 {
             self.read = 0;
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let before = buf.filled().len();
-        let read = Pin::new(&mut self.io).poll_read(cx, buf);
+        let mut part = ReadBuf::new(buf.initialize_unfilled_to(left.min(buf.remaining())));
+        let read = Pin::new(&mut self.io).poll_read(cx, &mut part);
+        let count = part.filled().len();
+        buf.advance(count);
         if read.is_ready() {
             self.count.0.fetch_add(1, Ordering::Relaxed);
-            self.read += buf.filled().len() - before;
+            self.read += count;
         } else {
             self.read = 0;
         }

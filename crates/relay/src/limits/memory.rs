@@ -177,6 +177,8 @@ struct Promised {
     stuck: u64,
     /// What was withdrawn and may still come, or may still wait.
     owed: (u64, u64),
+    /// What there is for reads of targets that are larger than a piece: half of what may wait, and while that gets narrower as much as they really have.
+    may_draw: u64,
 }
 
 /// Which way.
@@ -255,12 +257,14 @@ impl Promised {
         stalled: 0,
         stuck: 0,
         owed: (0, 0),
+        may_draw: INITIAL_WINDOWS.1 / 2,
     };
 
     /// Of one with a request.
     const BUSY: Self = Self {
         up: BUSY,
         down: BUSY,
+        may_draw: BUSY / 2,
         ..Self::NEW
     };
 
@@ -268,18 +272,14 @@ impl Promised {
     const LEAVING: Self = Self {
         up: 0,
         down: 0,
+        may_draw: 0,
         ..Self::NEW
     };
 
-    /// As much as may be sent may also be in hand, and half of what may wait for the client may be drawn.
+    /// As much as may be sent may also be in hand.
     const fn cost(&self) -> u64 {
-        let waiting = self.down + self.owed.1;
-        self.base + 2 * self.up + self.stalled + self.stuck + self.owed.0 + waiting + waiting / 2
-    }
-
-    /// How much there is for reads of targets that are larger than a piece.
-    const fn may_draw(&self) -> u64 {
-        self.down / 2
+        let promised = self.base + 2 * self.up + self.down + self.may_draw;
+        promised + self.stalled + self.stuck + self.owed.0 + self.owed.1
     }
 
     /// What the transport is told.
@@ -408,6 +408,8 @@ impl Books {
         let (client, before) = (entry.client, entry.windows.cost());
         let mut windows = entry.windows;
         change(&mut windows);
+        let drawn = entry.tally.drawn.load(Relaxed);
+        windows.may_draw = drawn.min(windows.may_draw).max(windows.down / 2);
         let after = windows.cost();
         let more = after.saturating_sub(before);
         let has = self.of(client);
@@ -496,6 +498,7 @@ impl Books {
     fn end(&mut self, id: u64, now: Instant) {
         self.change(id, now, |windows| {
             (windows.up, windows.down, windows.owed) = (0, 0, (0, 0));
+            windows.may_draw = 0;
         });
     }
 
@@ -724,7 +727,7 @@ impl Account {
             next_written.store(written.load(Relaxed) + windows.down / 2, Relaxed);
         }
         may_hand.store(windows.up, Relaxed);
-        may_draw.store(windows.may_draw(), Relaxed);
+        may_draw.store(windows.may_draw, Relaxed);
         let Some(before) = before else {
             return;
         };
@@ -896,7 +899,8 @@ impl Account {
     fn may_hold_more_than_at_first(&self) -> bool {
         let books = self.memory.books();
         let windows = books.entries.get(&self.id).map(|entry| entry.windows);
-        windows.is_some_and(|windows| windows.down + windows.owed.1 > INITIAL_WINDOWS.1)
+        let more = |it: Promised| it.down + it.owed.1 + it.may_draw > INITIAL_WINDOWS.1 / 2 * 3;
+        windows.is_some_and(more)
     }
 
     /// Resolves when somebody else needs the memory.
@@ -1249,14 +1253,16 @@ mod tests {
         let alice = enter(&mut books, ALICE, now);
         alice.move_all(&mut books, Way::Down, FAST, 8, &mut now);
         let (wide, down) = (books.used, alice.windows(&books).down);
+        let drawn = down / 4;
+        alice.tally.drawn.store(drawn, Relaxed);
         books.rest(alice.id, now);
-        assert_eq!(books.used, wide);
+        assert_eq!(books.used, wide - (down / 2 - drawn));
         books.taken(alice.id, now);
-        assert_eq!(
-            books.used,
-            wide - (down - INITIAL_WINDOWS.1) / 2 * 3,
-            "and what may be drawn beside it"
-        );
+        let left = wide - (down - INITIAL_WINDOWS.1) - (down / 2 - drawn);
+        assert_eq!(books.used, left, "what tunnels have in hand is still there");
+        alice.tally.drawn.store(0, Relaxed);
+        books.taken(alice.id, now);
+        assert_eq!(books.used, left - drawn + INITIAL_WINDOWS.1 / 2);
     }
 
     #[test]

@@ -382,7 +382,7 @@ fn after_a_restart_who_had_passed_goes_before_strangers_that_wait() {
         one.upload(&text, None, from(n), START).expect("waits");
     }
     for n in 11..14 {
-        let text = says(n, START, &[&format!("10.{n}.0.1:443")]);
+        let text = says(n, START, &[&format!("10.11.{n}.1:443")]);
         one.restore(&text, Some(START - 3600), START)
             .expect("taken");
     }

@@ -40,7 +40,7 @@ async fn measured(rate: u32, latency: Duration, bend: Bend) -> Result<Rates, Fai
                         }
                         write.shutdown().await.ok();
                     };
-                    tokio::join!(up, down, serve(theirs, &expected));
+                    tokio::join!(up, down, serve(theirs, &expected, || ()));
                 });
             }
         }
@@ -97,7 +97,7 @@ async fn answered(expected: &Expected, request: &[u8]) -> String {
         near.read_to_end(&mut answer).await.expect("read");
         String::from_utf8_lossy(&answer).into_owned()
     };
-    let (answer, ()) = tokio::join!(asked, serve(far, expected));
+    let (answer, ()) = tokio::join!(asked, serve(far, expected, || ()));
     answer
 }
 
@@ -128,7 +128,7 @@ async fn strangers_are_served_nothing_and_a_name_is_good_for_once() {
 async fn who_asks_for_nothing_is_let_go_soon() {
     let (_near, far) = tokio::io::duplex(1 << 10);
     let began = Instant::now();
-    serve(far, &Expected::default()).await;
+    serve(far, &Expected::default(), || ()).await;
     assert_eq!(began.elapsed(), ASK);
 }
 
@@ -138,7 +138,7 @@ async fn who_is_refused_and_does_not_hang_up_is_let_go_sooner_still() {
     let asked = near.write_all(b"GET / HTTP/1.1\r\n\r\n").await;
     asked.expect("written");
     let began = Instant::now();
-    serve(far, &Expected::default()).await;
+    serve(far, &Expected::default(), || ()).await;
     assert_eq!(began.elapsed(), HANG_UP);
 }
 
