@@ -53,7 +53,7 @@ use crate::{
 /// How long a capsule waits when the request stream takes no more.
 const RETRY: Duration = Duration::from_millis(20);
 /// How many capsules may wait for each id that a flow may register, and beside them.
-const WAITING: usize = 8;
+const WAITING: usize = 3;
 
 /// A client's connection, and the socket that its packets arrive at.
 #[derive(Clone)]
@@ -291,6 +291,19 @@ impl Control {
         self.broken
     }
 
+    /// `false`: as many wait as may. Of those that say how many ids the client may register, the last alone counts.
+    fn tell(&mut self, capsule: Capsule) -> bool {
+        let permits = |capsule: &Capsule| matches!(capsule, Capsule::MaxConnectionIds { .. });
+        if permits(&capsule) {
+            self.waiting.retain(|waiting| !permits(waiting));
+        }
+        let room = self.waiting.len() < self.most_waiting;
+        if room {
+            self.waiting.push_back(capsule);
+        }
+        room
+    }
+
     fn send(&mut self, client: &Flow) -> Sent {
         if self.broken {
             return Sent::Broken;
@@ -384,9 +397,7 @@ impl Forwarding {
     }
 
     fn tell(&self, control: &mut Control, capsule: Capsule) {
-        if control.waiting.len() < control.most_waiting {
-            control.waiting.push_back(capsule);
-        } else {
+        if !control.tell(capsule) {
             self.break_off(control, Refusal::Limit);
         }
     }
@@ -593,4 +604,29 @@ fn scramble(offer: &Offer) -> Result<Option<(Answer, Transform)>, NoCipher> {
         transform: Some((kind, Some(own))),
     };
     Ok(Some((answer, transform)))
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn what_a_client_is_told_and_does_not_read_waits_up_to_a_bound() {
+        let place = Place {
+            address: ([192, 0, 2, 1], 443).into(),
+            challenges: 0,
+        };
+        let mut control = Control::new(2, place);
+        for sequence in 2..1000 {
+            assert!(control.tell(Capsule::MaxConnectionIds { sequence }));
+        }
+        let last = Capsule::MaxConnectionIds { sequence: 999 };
+        assert_eq!(control.waiting, [last], "of those the last");
+        let id = Bytes::from_static(b"client-1");
+        let close = || Capsule::CloseClientCid { id: id.clone() };
+        let told = (0..1000).filter(|_| control.tell(close()));
+        assert_eq!(told.count(), 8, "and three for each id and beside them");
+    }
 }

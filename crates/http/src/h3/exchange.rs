@@ -228,6 +228,8 @@ const DATA_HEAD: usize = 5;
 pub struct DataSender {
     stream: quic::SendStream,
     pending: VecDeque<Bytes>,
+    /// A flow's capsules behind it, in one piece however many they are.
+    behind: BytesMut,
     ended: bool,
     /// Keeps the connection open as long as it is used.
     pub(super) session: Option<Session>,
@@ -256,6 +258,7 @@ impl DataSender {
         Self {
             stream,
             pending: VecDeque::new(),
+            behind: BytesMut::new(),
             ended: false,
             session,
             ticket,
@@ -286,7 +289,11 @@ impl DataSender {
 
     /// Ready when the next write is taken at once, but for a small one that is to share a packet.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), H3Error>> {
-        while !self.pending.is_empty() {
+        while self.has_pending() {
+            if self.pending.is_empty() {
+                self.pending
+                    .push_back(std::mem::take(&mut self.behind).freeze());
+            }
             let chunks = self.pending.make_contiguous();
             let written = ready!(self.stream.poll_write_chunks(cx, chunks))?;
             self.pending.drain(..written.chunks);
@@ -348,25 +355,25 @@ impl DataSender {
     /// Hands a whole frame over without waiting; whether QUIC took all of it. Otherwise somebody must flush.
     pub(super) fn write_now(&mut self, frame: Bytes) -> Result<bool, H3Error> {
         self.push(&mut Context::from_waker(Waker::noop()), [frame])?;
-        Ok(self.pending.is_empty())
+        Ok(!self.has_pending())
     }
 
-    /// Hands a whole frame over without waiting, behind up to `bound` bytes that QUIC has not taken yet.
+    /// Hands a whole frame over without waiting, behind what QUIC has not taken yet and up to `bound` bytes of such frames.
     /// Whether somebody must flush then; `None` when there was no room.
-    pub(super) fn write_behind(&mut self, frame: Bytes, bound: usize) -> Option<Waits> {
-        let waiting: usize = self.pending.iter().map(Bytes::len).sum();
-        if waiting > bound || self.ended {
+    pub(super) fn write_behind(&mut self, frame: &[u8], bound: usize) -> Option<Waits> {
+        if self.behind.len() > bound || self.ended {
             return None;
         }
-        match self.write_now(frame) {
-            Ok(true) => Some(Waits::Nothing),
-            Ok(false) => Some(Waits::ForFlush),
-            Err(_) => None,
+        self.behind.extend_from_slice(frame);
+        match self.poll_flush(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(())) => Some(Waits::Nothing),
+            Poll::Pending => Some(Waits::ForFlush),
+            Poll::Ready(Err(_)) => None,
         }
     }
 
     pub(super) fn has_pending(&self) -> bool {
-        !self.pending.is_empty()
+        !self.pending.is_empty() || !self.behind.is_empty()
     }
 
     /// Writes all of `payload` and waits until QUIC has taken it.
@@ -422,6 +429,7 @@ impl DataSender {
         if !self.ended {
             self.ended = true;
             self.pending.clear();
+            self.behind.clear();
             self.stream.reset(var(code)).ok();
         }
     }
@@ -440,7 +448,7 @@ impl DataSender {
 
     /// Ends the stream in order if nothing is pending, else resets it.
     pub(super) fn close(&mut self) {
-        if !self.ended && self.pending.is_empty() {
+        if !self.ended && !self.has_pending() {
             self.ended = true;
             self.stream.finish().ok();
         }

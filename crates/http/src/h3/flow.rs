@@ -52,8 +52,9 @@ const FORWARDED: usize = 1500;
 const MAX_UDP: usize = 65_527;
 /// What a flow over capsules reports as its largest payload: more than Ethernet carries is no use to a target.
 const USUAL_UDP: usize = 1472;
-/// How many bytes may wait before a capsule of forwarded mode: a batch of capsules and some of these.
-const CAPSULES_WAITING: usize = 80 * 1024;
+/// How many bytes of capsules that steer a flow may wait before another: a peer makes us send them, and need not read them. One that reads
+/// has a few dozen of them under way.
+const CAPSULES_WAITING: usize = 8 * 1024;
 /// How many chunks of the request stream are read before other tasks get their turn.
 const TURN: usize = 64;
 
@@ -282,24 +283,24 @@ impl Flow {
     /// Sends a capsule of forwarded mode on the request stream, in order with others, at once or behind what waits.
     /// `false` when too much waits or the flow has ended: nothing was sent.
     pub fn send_capsule(&self, capsule: &Capsule) -> bool {
-        self.send_control(forwarding_frame(capsule))
+        self.send_control(&forwarding_frame(capsule))
     }
 
     /// Sends a capsule of IP proxying on the request stream, as [`send_capsule`](Self::send_capsule) does one of forwarded mode.
     pub fn send_ip_capsule(&self, capsule: &connect_ip::Capsule) -> bool {
         let mut body = BytesMut::new();
         capsule.write(&mut body);
-        self.send_control(data_frame(&body))
+        self.send_control(&data_frame(&body))
     }
 
     /// Sends a capsule of bound UDP on the request stream, as [`send_capsule`](Self::send_capsule) does one of forwarded mode.
     pub fn send_bound_capsule(&self, capsule: &bound_udp::Capsule) -> bool {
         let mut body = BytesMut::new();
         capsule.write(&mut body);
-        self.send_control(data_frame(&body))
+        self.send_control(&data_frame(&body))
     }
 
-    fn send_control(&self, frame: Bytes) -> bool {
+    fn send_control(&self, frame: &[u8]) -> bool {
         let waits = self.shared.sender().write_behind(frame, CAPSULES_WAITING);
         if waits == Some(Waits::ForFlush) {
             self.shared.drive.wake();

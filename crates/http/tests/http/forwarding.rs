@@ -145,3 +145,23 @@ async fn capsules_that_nobody_reads_wait_up_to_a_bound() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn small_capsules_that_nobody_reads_wait_in_a_few_kilobytes() {
+    const WINDOW: u32 = 10_000;
+    let mut transport = quic::TransportConfig::default();
+    transport.stream_receive_window(quic::VarInt::from_u32(WINDOW));
+    let pair = pair_with(transport).await;
+    let (exchange, _incoming) = pair.request(&udp_head()).await;
+    let client = End::new(exchange);
+    let capsule = register(b"client-1");
+    let mut frame = BytesMut::new();
+    capsule.write(&mut frame);
+    let mut bytes = 0;
+    // Nobody reads the stream: the peer gives no more than its first window.
+    while client.flow.send_capsule(&capsule) {
+        bytes += frame.len();
+        assert!(bytes < 40_000, "beyond what QUIC takes");
+        tokio::task::yield_now().await;
+    }
+}

@@ -25,6 +25,11 @@ pub(crate) fn random_id(len: usize) -> Option<ConnectionId> {
     ConnectionId::new(bytes)
 }
 
+/// An answer may wait for long: it does not keep the packet that the id came in.
+fn copy(id: &[u8]) -> Bytes {
+    Bytes::copy_from_slice(id)
+}
+
 /// Makes the ids that stand for others.
 pub(crate) trait IdSource {
     /// What an id holds as long as it is registered.
@@ -139,8 +144,8 @@ impl<P> Registrations<P> {
     ) -> Vec<Step> {
         let mut steps = Vec::new();
         match capsule {
-            Capsule::RegisterClientCid { id } => self.register_client(id, mint, &mut steps),
-            Capsule::RegisterTargetCid { id, .. } => self.register_target(id, mint, &mut steps),
+            Capsule::RegisterClientCid { id } => self.register_client(&id, mint, &mut steps),
+            Capsule::RegisterTargetCid { id, .. } => self.register_target(&id, mint, &mut steps),
             Capsule::AckClientVcid { id, virtual_id, .. } => {
                 self.acknowledge(&id, &virtual_id, &mut steps);
             }
@@ -208,21 +213,21 @@ impl<P> Registrations<P> {
 
     fn register_client(
         &mut self,
-        wanted: Bytes,
+        wanted: &[u8],
         mint: &mut impl IdSource<Place = P>,
         steps: &mut Vec<Step>,
     ) {
         if !self.count(steps) {
             return;
         }
-        let close = |id| Capsule::CloseClientCid { id };
+        let close = || Capsule::CloseClientCid { id: copy(wanted) };
         // "the proxy MUST choose a client VCID that is at least as long as the original client CID"
         let alias = mint.client(wanted.len().max(SHORTEST_ALIAS));
-        let (Some(id), Some(alias)) = (ConnectionId::new(&wanted), alias) else {
-            return self.refuse(Refusal::TooLong, close(wanted), steps);
+        let (Some(id), Some(alias)) = (ConnectionId::new(wanted), alias) else {
+            return self.refuse(Refusal::TooLong, close(), steps);
         };
         let acknowledge = Step::Send(Capsule::AckClientCid {
-            id: wanted.clone(),
+            id: copy(wanted),
             virtual_id: alias.to_bytes(),
         });
         if let Some(known) = self.clients.iter_mut().find(|client| client.id == id) {
@@ -231,10 +236,10 @@ impl<P> Registrations<P> {
             return self.free(1, steps);
         }
         if self.clients.iter().any(|c| c.id.conflicts_with(&id)) {
-            return self.refuse(Refusal::Conflict, close(wanted), steps);
+            return self.refuse(Refusal::Conflict, close(), steps);
         }
         let Some(place) = mint.place() else {
-            return self.refuse(Refusal::Full, close(wanted), steps);
+            return self.refuse(Refusal::Full, close(), steps);
         };
         self.clients.push(Client {
             _place: place,
@@ -269,33 +274,30 @@ impl<P> Registrations<P> {
 
     fn register_target(
         &mut self,
-        wanted: Bytes,
+        wanted: &[u8],
         mint: &mut impl IdSource<Place = P>,
         steps: &mut Vec<Step>,
     ) {
         if !self.count(steps) {
             return;
         }
-        let Some(id) = ConnectionId::new(&wanted) else {
-            let close = Capsule::CloseTargetCid { id: wanted };
-            return self.refuse(Refusal::TooLong, close, steps);
+        let close = || Capsule::CloseTargetCid { id: copy(wanted) };
+        let Some(id) = ConnectionId::new(wanted) else {
+            return self.refuse(Refusal::TooLong, close(), steps);
         };
         let known = self.targets.iter().position(|target| target.id == id);
         let place = match known {
             Some(_) => None,
             None => match mint.place() {
                 Some(place) => Some(place),
-                None => {
-                    let close = Capsule::CloseTargetCid { id: wanted };
-                    return self.refuse(Refusal::Full, close, steps);
-                }
+                None => return self.refuse(Refusal::Full, close(), steps),
             },
         };
         let alias = mint.target();
         steps.push(Step::Enter { alias, id });
         steps.push(Step::Send(Capsule::AckTargetCid {
-            id: wanted,
-            virtual_id: Bytes::copy_from_slice(&alias),
+            id: copy(wanted),
+            virtual_id: copy(&alias),
             // None: a packet that crosses the end of its rule must not end the connection inside.
             reset_token: Bytes::new(),
         }));

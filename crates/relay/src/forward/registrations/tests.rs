@@ -109,6 +109,25 @@ fn the_client_is_told_how_many_ids_it_may_register() {
 }
 
 #[test]
+fn an_answer_does_not_keep_the_packet_that_the_id_came_in() {
+    let packet = Bytes::from(vec![7; 1200]);
+    let id = || packet.slice(600..608);
+    let mut table = table(8);
+    let reset_token = Bytes::new();
+    let answers = [
+        table.take(Capsule::RegisterClientCid { id: id() }),
+        table.take(Capsule::RegisterTargetCid {
+            id: id(),
+            reset_token,
+        }),
+        table.take(Capsule::RegisterClientCid {
+            id: packet.slice(..200),
+        }),
+    ];
+    assert!(packet.is_unique(), "{answers:?}");
+}
+
+#[test]
 fn a_client_id_is_forwarded_only_after_its_alias_was_acknowledged() {
     let mut table = table(8);
     assert_eq!(
