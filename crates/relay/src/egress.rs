@@ -16,7 +16,7 @@ use hoplite_overlay::direct::{
 };
 use hoplite_wire::{
     Host, HostName, Target,
-    dns::{Code, Question, Record, believed},
+    dns::{Code, Question, believed},
     region::Shown,
     special,
 };
@@ -357,11 +357,8 @@ impl Egress {
         if had && !answers.iter().any(|r| r.record_type() == question.kind()) && hides(question) {
             return failure(question, Code::REFUSED, "refused");
         }
-        let fresh = answers
-            .iter()
-            .map(|r: &Record| r.ttl)
-            .min()
-            .unwrap_or(fresh);
+        // What the policy has emptied is no answer to be kept.
+        let fresh = if had && answers.is_empty() { 0 } else { fresh };
         let outcome = match code {
             Code::NO_NAME => "name_not_found",
             _ => "ok",

@@ -17,6 +17,8 @@ use crate::config::ResolverChoice;
 
 /// How many answers are kept; the least used go first.
 const CACHE: u64 = 4096;
+/// How long a client may keep an answer, in seconds: what is left of the servers' time would tell it when another client asked for the name.
+const FRESH: u32 = 60;
 /// How many addresses of one name are tried.
 const ADDRESSES: usize = 8;
 /// How long one family waits for the other (RFC 8305 §8).
@@ -90,7 +92,7 @@ pub(crate) struct Found {
     pub(crate) answers: Vec<Record>,
     /// Why there is no answer, and for how long.
     pub(crate) authorities: Vec<Record>,
-    /// How long an answer without records may be kept, in seconds.
+    /// How long they may be kept, in seconds; it does not tell how long they have been.
     pub(crate) fresh: u32,
 }
 
@@ -110,9 +112,9 @@ impl Resolver {
         match answer.map_err(|_| ResolveError::TimedOut)? {
             Ok(found) => Ok(Found {
                 code: Code::NO_ERROR,
-                answers: found.answers().to_vec(),
+                answers: found.answers().iter().map(fresh).collect(),
                 authorities: Vec::new(),
-                fresh: 0,
+                fresh: FRESH,
             }),
             Err(error) => nothing(error),
         }
@@ -127,13 +129,22 @@ fn nothing(error: NetError) -> Result<Found, ResolveError> {
     let NetError::Dns(DnsError::NoRecordsFound(none)) = error else {
         return Err(ResolveError::Failed);
     };
-    let soa = none.soa.map(|soa| soa.into_record_of_rdata());
+    // "the minimum of the MINIMUM field of the SOA record and the TTL of the SOA itself" (RFC 2308 §5); without one it is not kept.
+    let kept = none.soa.as_ref().map_or(0, |soa| soa.data.minimum);
+    let soa = none.soa.map(|soa| fresh(&soa.into_record_of_rdata()));
     Ok(Found {
         code: none.response_code.into(),
         answers: Vec::new(),
         authorities: soa.into_iter().collect(),
-        fresh: none.negative_ttl.unwrap_or(0),
+        fresh: kept.min(FRESH),
     })
+}
+
+/// A record as it is told, whenever it came.
+fn fresh(record: &Record) -> Record {
+    let mut record = record.clone();
+    record.ttl = FRESH;
+    record
 }
 
 type Answer = Result<Vec<IpAddr>, ResolveError>;
@@ -240,6 +251,34 @@ mod tests {
     use tokio::time::{Instant, sleep};
 
     use super::*;
+
+    /// What is told of a name that does not exist, so many seconds after the servers said so.
+    fn absent(age: u32) -> Found {
+        use hickory_resolver::{
+            net::NoRecords,
+            proto::{
+                op::{Query, ResponseCode},
+                rr::rdata::SOA,
+            },
+        };
+        let zone = Name::from_ascii("test.").expect("a name");
+        let soa = SOA::new(zone.clone(), zone.clone(), 1, 3600, 600, 86_400, 300);
+        let query = Query::query(zone.clone(), RecordType::A);
+        let mut none = NoRecords::new(query, ResponseCode::NXDomain);
+        none.negative_ttl = Some(300 - age);
+        none.soa = Some(Box::new(Record::from_rdata(zone, 300 - age, soa)));
+        let found = nothing(NetError::Dns(DnsError::NoRecordsFound(none)));
+        found.expect("no failure")
+    }
+
+    #[test]
+    fn that_there_is_no_such_name_is_told_alike_whenever_it_was_learnt() {
+        let [first, later] = [0, 290].map(absent);
+        assert_eq!(first.authorities, later.authorities);
+        let kept = first.authorities.first().map(|soa| soa.ttl);
+        assert_eq!([first.fresh, later.fresh], [FRESH; 2]);
+        assert_eq!(kept, Some(FRESH));
+    }
 
     const V4: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
     const V6: IpAddr = special::LOOPBACK[1];
