@@ -206,7 +206,13 @@ impl Drop for DeviceFlow {
     fn drop(&mut self) {
         let mut flows = self.device.flows();
         for own in &self.own {
-            flows.remove(own);
+            // Somebody else may have the address by now.
+            if flows
+                .get(own)
+                .is_some_and(|of| Arc::ptr_eq(of, &self.mailbox))
+            {
+                flows.remove(own);
+            }
         }
     }
 }
@@ -220,5 +226,34 @@ impl fmt::Debug for Device {
 impl fmt::Debug for DeviceFlow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("DeviceFlow")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    /// A device that takes everything and hands out nothing.
+    fn device() -> Arc<Device> {
+        let fd = File::options().write(true).open("/dev/null");
+        Arc::new(Device {
+            fd: fd.expect("it is there").into(),
+            flows: Mutex::default(),
+        })
+    }
+
+    #[test]
+    fn a_flow_that_ends_late_leaves_its_address_to_who_has_it_by_now() {
+        let own: IpAddr = [10, 0, 0, 2].into();
+        let device = device();
+        let before = device.flow(vec![own], Vec::new());
+        let now = device.flow(vec![own], Vec::new());
+        drop(before);
+        let entry = device.flows().get(&own).cloned();
+        assert!(entry.is_some_and(|of| Arc::ptr_eq(&of, &now.mailbox)));
+        drop(now);
+        assert!(device.flows().is_empty());
     }
 }

@@ -62,6 +62,7 @@ pub(crate) async fn carry(
         rate: Mutex::new(Rate::new(shared.ip.echoes_per_second(), Instant::now())),
         passed: AtomicU64::new(0),
         account,
+        lease,
     });
     let sink = ToNetwork {
         flow: flow.clone(),
@@ -70,6 +71,7 @@ pub(crate) async fn carry(
     };
     let client = exchange.datagrams(Arc::new(sink));
     client.carry_packets();
+    let lease = &flow.lease;
     let mut first = vec![lease.assigned(), lease.routes()];
     // "DNS_ASSIGN capsules are not sent before the corresponding ROUTE_ADVERTISEMENT capsule."
     first.extend(lease.network());
@@ -79,7 +81,7 @@ pub(crate) async fn carry(
     tokio::select! {
         _ = client.closed() => (),
         () = flow.down(&client) => client.reset(),
-        () = answer(requests, &lease, &client) => {
+        () = answer(requests, lease, &client) => {
             shared.metrics.ip.broken.inc();
             client.reset_for_breach();
         }
@@ -110,6 +112,8 @@ struct Open {
     passed: AtomicU64,
     /// Where packets come on streams: whose windows they move.
     account: Option<Arc<Account>>,
+    /// Given back after the packets, so that nobody else has the addresses while they are still received here.
+    lease: Lease,
 }
 
 /// From the client to the network.
