@@ -158,7 +158,7 @@ struct Reports {
 
 impl SpentTokens {
     /// Opens a file, and makes it if it is not there, for this user alone. `keys` are the issuer's at this moment, `now` in seconds since 1970: what was
-    /// spent of keys that have not been among them for a month is forgotten.
+    /// spent of keys that have not been among them for a month, and of which nothing was spent since, is forgotten; nothing is while there are none.
     ///
     /// # Errors
     /// [`SpentError::File`], [`SpentError::Thread`].

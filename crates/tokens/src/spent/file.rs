@@ -3,7 +3,7 @@
 //! One thread writes; those that come while it does share one transaction. What was marked in the last moments before the machine lost its power
 //! may be forgotten; what was before, and whatever happens to the process, is not.
 
-use std::{path::Path, sync::Arc, thread};
+use std::{path::Path, sync::Arc, thread, time::Instant};
 
 use rusqlite::{Connection, params};
 use tokio::sync::mpsc;
@@ -19,6 +19,8 @@ CREATE TABLE spent (key INTEGER NOT NULL, nonce BLOB NOT NULL, PRIMARY KEY (key,
 ";
 /// How many are marked in one transaction.
 const BATCH: usize = 256;
+/// After so many seconds it is noted again that a key was seen.
+const DAY: u64 = 24 * 3600;
 
 /// Opens the file, and a thread that writes it as long as somebody can ask.
 pub(super) fn open(
@@ -32,7 +34,10 @@ pub(super) fn open(
         .map_err(FileError::from)?;
     forget(&mut connection, keys, now).map_err(FileError::from)?;
     let (asking, asked) = mpsc::channel(queue);
-    let mut writer = Writer(connection);
+    let mut writer = Writer {
+        connection,
+        opened: (now, Instant::now()),
+    };
     thread::Builder::new()
         .name("spent-tokens".into())
         .spawn(move || writer.run(asked))
@@ -40,9 +45,19 @@ pub(super) fn open(
     Ok(asking)
 }
 
-struct Writer(Connection);
+struct Writer {
+    connection: Connection,
+    /// In seconds since 1970, and by the clock that goes on.
+    opened: (u64, Instant),
+}
 
 impl Writer {
+    /// Seconds since 1970.
+    fn now(&self) -> u64 {
+        let (at, opened) = self.opened;
+        at.saturating_add(opened.elapsed().as_secs())
+    }
+
     /// Until nobody can ask any more. Whoever's mark could not be written hears nothing, which is no admission.
     fn run(&mut self, mut asked: mpsc::Receiver<(Mark, Asker)>) {
         let mut batch = Vec::new();
@@ -58,11 +73,16 @@ impl Writer {
 
     /// Which of them were not marked before.
     fn mark(&mut self, marks: &[Mark]) -> rusqlite::Result<Vec<bool>> {
-        let transaction = self.0.transaction()?;
+        let now = self.now();
+        let transaction = self.connection.transaction()?;
         let mut fresh = Vec::new();
         {
             let mut key = transaction
-                .prepare_cached("INSERT OR IGNORE INTO key (id, seen) VALUES (?1, 0)")?;
+                .prepare_cached("INSERT OR IGNORE INTO key (id, seen) VALUES (?1, ?2)")?;
+            // Whoever spends a token of it has it verified: it is among the issuer's keys.
+            let mut seen = transaction
+                .prepare_cached("UPDATE key SET seen = ?2 WHERE id = ?1 AND seen < ?3")?;
+            let mut last = None;
             let mut spend = transaction.prepare_cached(
                 "INSERT OR IGNORE INTO spent (key, nonce) SELECT number, ?2 FROM key WHERE id = ?1",
             )?;
@@ -70,7 +90,11 @@ impl Writer {
                 let mut spend = || spend.execute(params![mark.key, mark.nonce]);
                 // A key is new once in a week: then nothing could be spent of it.
                 let first = spend()? == 1;
-                fresh.push(first || key.execute(params![mark.key])? == 1 && spend()? == 1);
+                let is_fresh = first || key.execute(params![mark.key, now])? == 1 && spend()? == 1;
+                if is_fresh && last.replace(mark.key) != Some(mark.key) {
+                    seen.execute(params![mark.key, now, now.saturating_sub(DAY)])?;
+                }
+                fresh.push(is_fresh);
             }
         }
         transaction.commit()?;
@@ -86,10 +110,13 @@ fn forget(connection: &mut Connection, keys: &[[u8; 32]], now: u64) -> rusqlite:
         let seen = "INSERT INTO key (id, seen) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET seen = ?2";
         transaction.execute(seen, params![key, now])?;
     }
-    let gone = "SELECT number FROM key WHERE seen < ?1";
-    let forget = format!("DELETE FROM spent WHERE key IN ({gone})");
-    transaction.execute(&forget, [before])?;
-    transaction.execute("DELETE FROM key WHERE seen < ?1", [before])?;
+    // Where no key is known, nobody knows which have gone.
+    if !keys.is_empty() {
+        let gone = "SELECT number FROM key WHERE seen < ?1";
+        let forget = format!("DELETE FROM spent WHERE key IN ({gone})");
+        transaction.execute(&forget, [before])?;
+        transaction.execute("DELETE FROM key WHERE seen < ?1", [before])?;
+    }
     transaction.commit()
 }
 
@@ -157,6 +184,33 @@ mod tests {
         let later = open(&[[2; 32]], 1001 + KEPT);
         assert_eq!(later.spend(&token(7, 1)).await.expect("kept"), Ok(()));
         let again = later.spend(&token(7, 2)).await.expect("kept");
+        assert_eq!(again, Err(AlreadySpent));
+    }
+    #[tokio::test]
+    async fn nothing_is_forgotten_while_no_key_is_known_nor_of_one_that_was_used_lately() {
+        let place = tempfile::tempdir().expect("a directory");
+        let file = place.path().join("spent.sqlite");
+        let open = |keys: &[[u8; 32]], now| {
+            SpentTokens::open(&file, keys, now, SpentOptions::default()).expect("opens")
+        };
+        let store = open(&[[1; 32]], 1000);
+        assert_eq!(store.spend(&token(7, 1)).await.expect("kept"), Ok(()));
+        // The file of keys is gone, and they have not been fetched yet.
+        let later = 2000 + KEPT;
+        drop(open(&[], later));
+        let store = open(&[[1; 32]], later);
+        let again = store.spend(&token(7, 1)).await.expect("kept");
+        assert_eq!(again, Err(AlreadySpent));
+        // A relay that has run for long takes a token, and then the key is missing by mistake.
+        let mut writer = Writer {
+            connection: private_file::open(&file, VERSION, SCHEMA).expect("opens"),
+            opened: (later + KEPT, Instant::now()),
+        };
+        let fresh = writer.mark(&[Mark::of(&token(8, 1))]).expect("written");
+        assert_eq!(fresh, [true]);
+        drop(open(&[[2; 32]], later + KEPT + 1));
+        let store = open(&[[1; 32]], later + KEPT + 1);
+        let again = store.spend(&token(7, 1)).await.expect("kept");
         assert_eq!(again, Err(AlreadySpent));
     }
 }
