@@ -223,6 +223,7 @@ impl Hop {
                 Err(error)
             }
             Err(error) if error.kind() == ErrorKind::PathFailed && !connection.is_usable() => {
+                self.pool.given_up(&connection);
                 self.pool.forget(&terms.isolation, &connection);
                 ask(self.pool.connection(&terms.isolation).await?).await
             }

@@ -136,16 +136,40 @@ impl Pool {
     /// The relay has ended a connection that lived so long: one at once is dialled again at once, each further one after a pause that doubles. A relay
     /// that hangs up has no more of the client than that, whoever asks.
     fn ended(&self, lived: Duration) {
-        let mut useless = self.useless.lock();
         if lived >= SHORT {
-            *useless = Useless::default();
-            return;
+            *self.useless.lock() = Useless::default();
+        } else {
+            self.was_useless();
         }
+    }
+
+    /// `connection` is lost, or another one is to take its place. Where it never answered, it counts as one that the relay has ended at once: a network
+    /// that lets handshakes pass and nothing else has no more of the client, and of its tokens.
+    pub(crate) fn given_up(&self, connection: &Connection) {
+        if connection.is_unanswered_now() {
+            self.was_useless();
+        }
+    }
+
+    fn was_useless(&self) {
+        let mut useless = self.useless.lock();
         let doublings = useless.count.checked_sub(1);
         let doublings = doublings.map(|n| n.min(PAUSE_DOUBLINGS));
         let pause = doublings.map(|n| self.config.redial_pause * (1 << n));
         useless.count = useless.count.saturating_add(1);
         useless.until = pause.map(|pause| Instant::now() + pause);
+    }
+
+    /// What `token` has is of no use any more, if it has anything: another one is dialled.
+    fn give_up(&self, token: &Isolation) {
+        let before = self
+            .slots()
+            .by_token
+            .get(token)
+            .and_then(|slot| slot.connection.clone());
+        if let Some(before) = before.filter(|before| !before.is_usable()) {
+            self.given_up(&before);
+        }
     }
 
     /// Waits while none is dialled.
@@ -313,6 +337,7 @@ async fn dial(pool: Arc<Pool>, token: Isolation) -> Result<Arc<Connection>, Erro
         isolation: token.clone(),
         ..Terms::default()
     };
+    pool.give_up(&token);
     pool.pause().await;
     let link = pool.dialer.race(&terms).await?;
     // Only now: what cannot be reached costs no token.
@@ -332,16 +357,19 @@ fn follow(pool: &Weak<Pool>, token: &Isolation, connection: Arc<Connection>) {
 /// Follows `connection` until it is lost, replaced or idle.
 async fn watch(pool: Weak<Pool>, token: Isolation, connection: Arc<Connection>) {
     let began = Instant::now();
-    let by_relay = tokio::select! {
-        () = connection.closed() => connection.is_closed_by_relay(),
+    let is_lost = tokio::select! {
+        () = connection.closed() => true,
         () = connection.probe() => false,
         () = idle(&pool, &token, &connection) => false,
         () = back_to_quic(&pool, &token, &connection) => false,
         () = away_from_quic(&pool, &token, &connection) => false,
     };
     let Some(pool) = pool.upgrade() else { return };
-    if by_relay || began.elapsed() >= SHORT {
-        pool.ended(began.elapsed());
+    let lived = began.elapsed();
+    if is_lost && connection.is_unanswered() {
+        pool.given_up(&connection);
+    } else if is_lost && connection.is_closed_by_relay() || lived >= SHORT {
+        pool.ended(lived);
     }
     pool.forget(&token, &connection);
     if pool.is_warm(&token) {

@@ -1,11 +1,19 @@
 //! Private tokens as a client spends them: a fresh one for each connection to each relay, none twice, and none thrown after one that was refused.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    task::{Poll, ready},
+    time::Duration,
+};
 
 use hoplite_masque::{Config, Path, TokenSource};
-use hoplite_overlay::{Error, ErrorKind, Isolation, Opening, Overlay, Reason, Terms};
+use hoplite_overlay::{
+    Batch, Error, ErrorKind, Isolation, Opening, Overlay, Reason, Terms, direct::Direct,
+};
 use hoplite_relay::{Handle, config::PrivateTokens};
 use hoplite_testing::{
+    Double,
     path::{direct, known},
     relay::relay,
     targets,
@@ -45,6 +53,11 @@ struct Scene {
 impl Scene {
     /// With so many tokens for each, of a key that the relays know or of one that they do not.
     fn new(tokens: usize, is_known: bool) -> Self {
+        Self::over(&direct(), Config::default(), tokens, is_known)
+    }
+
+    /// The same, where the client reaches them through `below`.
+    fn over(below: &Arc<dyn Overlay>, config: Config, tokens: usize, is_known: bool) -> Self {
         let place = tempfile::tempdir().expect("a directory");
         let generate = || IssuerKey::generate(TokenType::BlindRsa).expect("a key");
         let [key, other] = [generate(), generate()];
@@ -67,12 +80,12 @@ impl Scene {
                 secrets: None,
                 directory: None,
                 pin: None,
-                refresh: std::time::Duration::from_secs(86_400),
+                refresh: Duration::from_secs(86_400),
                 spent: Some(place.path().join(format!("{name}.sqlite"))),
                 store: None,
-                deadline: std::time::Duration::from_secs(30),
+                deadline: Duration::from_secs(30),
                 queue: 1024,
-                again: std::time::Duration::ZERO,
+                again: Duration::ZERO,
                 unchecked: 0,
             };
             relay(|config| config.auth.private_tokens = Some(private))
@@ -94,9 +107,9 @@ impl Scene {
         });
         let config = Config {
             spare: false,
-            ..Config::default()
+            ..config
         };
-        let path = Path::new(hops.collect(), &direct(), &Arc::new(config)).expect("a path");
+        let path = Path::new(hops.collect(), below, &Arc::new(config)).expect("a path");
         Self {
             _place: place,
             relays,
@@ -171,4 +184,43 @@ async fn tokens_are_not_thrown_after_one_that_was_refused() {
     assert!(scene.shown(0) <= 2, "{}", scene.shown(0));
     assert_eq!(scene.shown(1), 0);
     drop(scene.relays);
+}
+
+/// Lets QUIC's handshakes pass, which have long headers, and nothing of what follows.
+fn swallowing() -> Arc<dyn Overlay> {
+    let is_handshake = |packet: &[u8]| packet.first().is_some_and(|first| first & 0x80 != 0);
+    let overlay = Double::over(Direct::new()).flows(move |flow| {
+        flow.sends(move |below, cx, batch| {
+            for packet in batch.payloads().filter(|packet| is_handshake(packet)) {
+                ready!(below.poll_send(cx, Batch::one(packet)))?;
+            }
+            Poll::Ready(Ok(()))
+        })
+        .receives(move |below, cx, buf| {
+            loop {
+                let received = ready!(below.poll_recv(cx, buf))?;
+                if is_handshake(buf) {
+                    return Poll::Ready(Ok(received));
+                }
+            }
+        })
+    });
+    Arc::new(overlay)
+}
+
+#[tokio::test]
+async fn a_network_that_swallows_all_but_handshakes_does_not_empty_the_purse() {
+    let mut config = Config::default();
+    config.link.suspect_after = Duration::from_millis(200);
+    config.link.broken_after = Duration::from_millis(400);
+    config.open_limit = Duration::from_secs(2);
+    // Whoever waits for this waits for longer than the test takes.
+    config.redial_pause = Duration::from_secs(3600);
+    let scene = Scene::over(&swallowing(), config, 20, true);
+    for _ in 0..4 {
+        let failed = scene.open("").await.map(drop);
+        failed.expect_err("nothing is answered");
+    }
+    // One, one at once when that has shown itself to be of no use, and none before the pause is over.
+    assert_eq!(scene.shown(0), 2);
 }
