@@ -30,7 +30,7 @@ pub struct Flow {
     reader: AbortHandle,
     ended: watch::Receiver<Option<Result<(), H2Error>>>,
     max_payload: usize,
-    /// Bytes of capsules of bound UDP that wait beyond the send buffer, at most.
+    /// Bytes of capsules that steer the flow and wait beyond the send buffer, at most.
     beyond: AtomicUsize,
 }
 
@@ -105,21 +105,22 @@ impl Flow {
         Poll::Ready(put(&mut sender, head, batch).map(drop))
     }
 
-    /// Sends a capsule of IP proxying, in order with the datagrams; `false` when the flow has ended. Such capsules are few: they do not
-    /// wait for room in the send buffer.
+    /// Sends a capsule of IP proxying, in order with the datagrams; `false` when the flow has ended, or when as many wait beyond the send buffer
+    /// as may: a peer makes us answer.
     pub fn send_ip_capsule(&self, capsule: &connect_ip::Capsule) -> bool {
         let mut bytes = BytesMut::new();
         capsule.write(&mut bytes);
-        let mut sender = self.sender();
-        let sent = sender.put(bytes.freeze());
-        sent.is_ok()
+        self.send_control(bytes)
     }
 
-    /// Sends a capsule of bound UDP, in order with the datagrams; `false` when the flow has ended, or when as many wait beyond the send buffer
-    /// as may: a peer makes us answer.
+    /// Sends a capsule of bound UDP, as [`send_ip_capsule`](Self::send_ip_capsule) does one of IP proxying.
     pub fn send_bound_capsule(&self, capsule: &bound_udp::Capsule) -> bool {
         let mut bytes = BytesMut::new();
         capsule.write(&mut bytes);
+        self.send_control(bytes)
+    }
+
+    fn send_control(&self, bytes: BytesMut) -> bool {
         let mut sender = self.sender();
         if sender.room(bytes.len()) > 0 {
             self.beyond.store(0, Ordering::Relaxed);

@@ -55,6 +55,8 @@ const USUAL_UDP: usize = 1472;
 /// How many bytes of capsules that steer a flow may wait before another: a peer makes us send them, and need not read them. One that reads
 /// has a few dozen of them under way.
 const CAPSULES_WAITING: usize = 8 * 1024;
+/// How many bytes of payloads may wait as capsules: what the stream does not take beyond them is dropped.
+const PIECE: usize = 8 * 1024;
 /// How many chunks of the request stream are read before other tasks get their turn.
 const TURN: usize = 64;
 
@@ -472,12 +474,40 @@ impl Shared {
             };
         }
         self.order.sent();
+        if waiter.is_none() {
+            return Poll::Ready(self.write_pieces(&mut sender, head, batch));
+        }
         match sender.write_now(capsules(head, batch, count)) {
             Ok(true) => {}
             Ok(false) => self.drive.wake(),
             Err(_) => return Poll::Ready(0),
         }
         Poll::Ready(count)
+    }
+
+    /// Writes a batch as capsules, a piece at a time, until the stream takes no more, and drops the rest. How many payloads were taken.
+    fn write_pieces(&self, sender: &mut DataSender, head: &[u8], batch: Batch<'_>) -> usize {
+        let mut payloads = batch.payloads().peekable();
+        let mut taken = 0;
+        while !sender.has_pending() && payloads.peek().is_some() {
+            let mut body = BytesMut::with_capacity(batch.contents.len().min(PIECE));
+            let mut count = 0;
+            while body.len() < PIECE
+                && let Some(payload) = payloads.next()
+            {
+                capsule::write_datagram(&mut body, head, payload);
+                count += 1;
+            }
+            if sender.write_now(data_frame(&body)).is_err() {
+                return taken;
+            }
+            taken += count;
+        }
+        add(&self.inbound.counters.full, payloads.count());
+        if sender.has_pending() {
+            self.drive.wake();
+        }
+        taken
     }
 
     /// The sink bears no more capsules of the peer's.

@@ -3,6 +3,7 @@
 use std::{future::poll_fn, sync::atomic::Ordering::Relaxed, task::Poll, time::Duration};
 
 use bytes::{Bytes, BytesMut};
+use hoplite_http::h3::{DataReceiver, DataSender};
 use hoplite_overlay::Batch;
 use hoplite_quic::{self as quic};
 use hoplite_testing::soon;
@@ -12,7 +13,7 @@ use hoplite_wire::{
     http_datagram, varint,
 };
 
-use crate::pair::{End, pair, pair_with, small_path, udp_head};
+use crate::pair::{End, Pair, pair, pair_with, small_path, udp_head};
 
 #[tokio::test]
 async fn datagrams_go_both_ways_in_batches() {
@@ -278,8 +279,8 @@ async fn a_full_connection_drops_the_newest_or_makes_the_sender_wait() {
     assert_eq!(server.sink.take(20).await.len(), 20);
 }
 
-#[tokio::test]
-async fn capsules_wait_bounded_when_the_client_does_not_read() {
+/// A flow whose client speaks capsules alone, reads nothing of its own accord, and takes 20,000 bytes before it has.
+async fn over_capsules() -> (Pair, DataSender, DataReceiver, End) {
     let mut transport = quic::TransportConfig::default();
     transport.stream_receive_window(20_000_u32.into());
     let pair = pair_with(transport).await;
@@ -291,11 +292,38 @@ async fn capsules_wait_bounded_when_the_client_does_not_read() {
         .expect("answered");
     soon(client.response()).await.expect("an answer");
     let server = End::new(incoming.exchange);
-    let (mut sender, mut receiver) = client.split();
+    let (mut sender, receiver) = client.split();
     let mut out = BytesMut::new();
     capsule::write_udp(&mut out, b"capsules, please");
     sender.write(out.freeze()).await.expect("sent");
     server.sink.take(1).await;
+    (pair, sender, receiver, server)
+}
+
+#[tokio::test]
+async fn of_a_batch_of_capsules_that_the_client_does_not_read_a_few_wait() {
+    let (pair, _sender, mut receiver, server) = over_capsules().await;
+    let contents = [1; 60_000];
+    let batch = Batch {
+        contents: &contents,
+        segment: 1000,
+    };
+    let taken = server.flow.send(batch);
+    assert!((20..30).contains(&taken), "{taken}");
+    let dropped = pair.server.counters().full.load(Relaxed);
+    assert_eq!(dropped, 60 - u64::try_from(taken).expect("few"));
+    let (mut reader, mut read) = (CapsuleReader::default(), 0);
+    while read < taken {
+        let mut data = soon(receiver.data()).await.expect("open").expect("more");
+        while reader.next_datagram(&mut data).is_some() {
+            read += 1;
+        }
+    }
+}
+
+#[tokio::test]
+async fn capsules_wait_bounded_when_the_client_does_not_read() {
+    let (pair, _sender, mut receiver, server) = over_capsules().await;
     let mut taken = 0;
     while pair.server.counters().full.load(Relaxed) == 0 {
         taken += server.send(&[1; 1000]);
