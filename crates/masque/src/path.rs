@@ -18,6 +18,9 @@ use crate::{Config, Hop, Mode, Relay, spare::Spares, told::Told};
 /// More than four hops cost packet size and time, and hide nothing more.
 pub const MAX_HOPS: usize = 4;
 
+/// So many relays that failed one after another behind the same one are a sign that it is that one which fails, or lets through whom it likes.
+const MOST_BEHIND: usize = 5;
+
 /// A chain of hops. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Path {
@@ -221,9 +224,31 @@ struct State {
     relays: Vec<Relay>,
     /// Those that failed since the list is this one, in the order of it.
     failed: Vec<usize>,
+    behind: Behind,
     choose: Choose,
     indices: Vec<usize>,
     path: Path,
+}
+
+/// Which relays failed behind one, while no path stood.
+#[derive(Debug, Default)]
+struct Behind {
+    before: Option<usize>,
+    failed: Vec<usize>,
+}
+
+impl Behind {
+    /// `relay` failed behind `before`; whether so many have that `before` is to be avoided.
+    fn blames(&mut self, before: usize, relay: usize) -> bool {
+        if self.before != Some(before) {
+            self.failed.clear();
+            self.before = Some(before);
+        }
+        if !self.failed.contains(&relay) {
+            self.failed.push(relay);
+        }
+        self.failed.len() >= MOST_BEHIND
+    }
 }
 
 impl Paths {
@@ -241,6 +266,7 @@ impl Paths {
         let state = Mutex::new(State {
             relays,
             failed: Vec::new(),
+            behind: Behind::default(),
             choose,
             indices,
             path,
@@ -259,6 +285,7 @@ impl Paths {
         let again = used.map(|used| relays.iter().position(|relay| is_same(relay, used)));
         let again: Option<Vec<usize>> = again.collect();
         state.failed.clear();
+        state.behind = Behind::default();
         (state.relays, state.choose) = (relays, choose);
         match again {
             Some(indices) => state.indices = indices,
@@ -303,11 +330,12 @@ impl Paths {
     }
 
     /// Chooses another path if `failed` is still the current one. The relay to avoid is one that has just refused a private token, or the first that has no
-    /// connection.
+    /// connection; where several have had none behind the same one, that one.
     fn replace(&self, failed: &Path, why: &Error) {
         let mut state = self.state.lock();
         let mut hops = failed.hops().iter();
-        let broken = match hops.position(Hop::has_refused) {
+        let refused = hops.position(Hop::has_refused);
+        let broken = match refused {
             None if why.reason() != Some(Reason::Authentication) => {
                 let mut hops = failed.hops().iter();
                 hops.position(|hop| hop.http_version().is_none())
@@ -320,6 +348,19 @@ impl Paths {
         if !state.path.is_same(failed) {
             return;
         }
+        let State {
+            behind, indices, ..
+        } = &mut *state;
+        // Whoever refuses a token was reached.
+        let before = broken.filter(|_| refused.is_none());
+        let before = before.and_then(|hop| indices.get(hop.checked_sub(1)?).copied());
+        let blamed = before.filter(|&before| behind.blames(before, relay));
+        if blamed.is_some() {
+            warn!("{MOST_BEHIND} relays failed behind the same one: that one is avoided");
+            let behind = std::mem::take(&mut state.behind);
+            state.failed.retain(|i| !behind.failed.contains(i));
+        }
+        let relay = blamed.unwrap_or(relay);
         state.failed.retain(|&i| i != relay);
         state.failed.push(relay);
         self.choose_again(&mut state);
@@ -342,6 +383,10 @@ impl Paths {
                 } else {
                     open(next).await
                 }
+            }
+            Ok(opened) => {
+                self.state.lock().behind = Behind::default();
+                Ok(opened)
             }
             answer => answer,
         }

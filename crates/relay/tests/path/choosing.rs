@@ -7,6 +7,7 @@ use hoplite_overlay::{Overlay, Terms};
 use hoplite_testing::{
     path::{direct, known},
     relay::relays,
+    targets,
 };
 
 /// The first two of three that have not failed.
@@ -83,4 +84,32 @@ async fn a_path_stays_while_its_relays_are_listed_and_is_replaced_when_one_is_no
         .map(|hop| hop.name().to_owned())
         .collect();
     assert_eq!(names, ["amber", "birch"]);
+}
+
+/// The first relay lets the client reach its partner alone: it is as if the others were not there.
+#[tokio::test]
+async fn a_first_relay_behind_which_all_fail_but_its_partner_is_given_up_before_the_partner_comes()
+{
+    let relays = relays(2);
+    let named = |name, relay| known(name, &relays[relay]);
+    let mut all = vec![named("amber", 0)];
+    for name in ["birch", "cedar", "dogwood", "elm", "fir"] {
+        let mut absent = named(name, 1);
+        absent.peer.address = "127.0.0.1:1".parse().expect("an address");
+        all.push(absent);
+    }
+    all.extend([named("partner", 1), named("hazel", 0), named("iris", 1)]);
+    let choose: Choose = Box::new(|failed| {
+        let second = (1..7).find(|place| !failed.contains(place))?;
+        let blamed = failed.contains(&0);
+        Some(if blamed { vec![7, 8] } else { vec![0, second] })
+    });
+    let mut client = Config::default();
+    client.link.handshake = Duration::from_secs(1);
+    let paths = Paths::new(all, direct(), &Arc::new(client), choose).expect("a path");
+    let target = targets::tcp_echo().await.into();
+    while paths.open_stream(&target, &Terms::default()).await.is_err() {}
+    let path = paths.current();
+    let names: Vec<_> = path.hops().iter().map(|hop| hop.name()).collect();
+    assert_eq!(names, ["hazel", "iris"]);
 }
