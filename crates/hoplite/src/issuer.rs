@@ -174,13 +174,22 @@ fn identity_of(config: &Config) -> Result<hoplite_crypto::Identity, Failure> {
 }
 
 async fn serve(listener: &TcpListener, server: &Arc<Server>) {
-    let places = Places::new(server.limits.connections, server.limits.per_client);
+    let limits = &server.limits;
+    let places = Places::new(limits.connections, limits.per_client);
+    // A handshake costs more than a request, and is asked for by nothing else: who asks too much is still told so on half of his connections.
+    let mut handshakes = Rates::new(Rate {
+        all: limits.requests,
+        each: limits.requests_per_client.saturating_mul(2),
+    });
     loop {
         let Ok((stream, address)) = listener.accept().await else {
             sleep(Duration::from_millis(100)).await;
             continue;
         };
         let from = client(address.ip());
+        if !handshakes.take(from, 1, false) {
+            continue;
+        }
         let place = places.enter(Client {
             address: from,
             is_authority: false,

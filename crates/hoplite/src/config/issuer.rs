@@ -244,9 +244,9 @@ pub(crate) struct Limits {
     pub(crate) connections: usize,
     /// Connections of one address (IPv6: /64) at once.
     pub(crate) per_client: usize,
-    /// Requests within a minute.
+    /// Requests within a minute, and connections.
     pub(crate) requests: u64,
-    /// Requests of one address within a minute.
+    /// Requests of one address within a minute; it may have twice as many connections.
     pub(crate) requests_per_client: u64,
     /// Requests of one address within a minute that show no account's token.
     pub(crate) failures_per_client: u64,

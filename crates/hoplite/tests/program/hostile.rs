@@ -240,7 +240,7 @@ fn who_connects_and_sends_no_whole_request_is_hung_up_on() {
     assert!(told[2].starts_with("HTTP/1.1 408"), "{told:?}");
 }
 
-fn connect_from(from: Ipv4Addr, port: u16) -> TcpStream {
+pub(crate) fn connect_from(from: Ipv4Addr, port: u16) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     let from = SocketAddr::from((from, 0));
     let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));

@@ -24,6 +24,7 @@ use tempfile::TempDir;
 use crate::{
     client::{PATIENCE, started, target, through_socks},
     common::{Running, value},
+    hostile::connect_from,
     openid::Provider,
 };
 
@@ -102,12 +103,17 @@ impl Issuer {
 
 /// Asks whoever is there, and has this key, by HTTP/1.1 over TLS.
 pub(crate) fn ask((listen, pin): (&str, &str), what: &str, fields: &str, body: &[u8]) -> Answer {
+    #[expect(clippy::disallowed_methods, reason = "the test is the client")]
+    let stream = TcpStream::connect(listen).expect("listens");
+    over(stream, pin, what, fields, body).expect("an answer")
+}
+
+/// The same over this connection; nothing where it is closed before that.
+fn over(stream: TcpStream, pin: &str, what: &str, fields: &str, body: &[u8]) -> Option<Answer> {
     let trust = Trust::Pins(vec![pin.parse().expect("a pin")]);
     let tls = client_tls(&trust, &[ALPN_HTTP1]).expect("a configuration");
     let name = ServerName::try_from("localhost").expect("a name");
     let connection = ClientConnection::new(Arc::new(tls), name).expect("begins");
-    #[expect(clippy::disallowed_methods, reason = "the test is the client")]
-    let stream = TcpStream::connect(listen).expect("listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("set");
     let mut stream = StreamOwned::new(connection, stream);
     let head = format!("{what} HTTP/1.1\r\nHost: there\r\nConnection: close\r\n{fields}\r\n");
@@ -117,11 +123,15 @@ pub(crate) fn ask((listen, pin): (&str, &str), what: &str, fields: &str, body: &
     let mut all = Vec::new();
     drop(stream.read_to_end(&mut all));
     let end = all.windows(4).position(|four| four == b"\r\n\r\n");
-    let end = end.expect("an answer");
+    let end = end?;
     let head = String::from_utf8(all[..end].to_vec()).expect("text");
     let head = head.to_lowercase();
     let status = head.split(' ').nth(1).expect("a status").parse();
-    Answer(status.expect("a number"), head, all[end + 4..].to_vec())
+    Some(Answer(
+        status.expect("a number"),
+        head,
+        all[end + 4..].to_vec(),
+    ))
 }
 
 /// The day's count begins anew at midnight (UTC): nothing is counted across it.
@@ -256,6 +266,23 @@ fn what_is_wrong_with_a_request_is_told_and_costs_no_token() {
     // The one token of the day is still there.
     assert_eq!(post(REQUEST_TYPE, &one[0].encode()), 200);
     assert_eq!(post(REQUEST_TYPE, &one[0].encode()), 429);
+}
+
+#[test]
+fn one_address_gets_no_handshakes_of_an_issuer_without_end_and_another_is_answered() {
+    let issuer = Issuer::start(&format!(
+        "limits.requests_per_client = 1\n{}",
+        account("ann", 1)
+    ));
+    let (_, port) = issuer.listen.rsplit_once(':').expect("a port");
+    let port = port.parse().expect("a number");
+    let asked = |from: [u8; 4]| {
+        let what = format!("GET {DIRECTORY}");
+        over(connect_from(from.into(), port), &issuer.pin, &what, "", b"").map(|answer| answer.0)
+    };
+    let flood = [(); 4].map(|()| asked([127, 0, 0, 2]));
+    assert_eq!(flood, [Some(200), Some(429), None, None]);
+    assert_eq!(asked([127, 0, 0, 3]), Some(200));
 }
 
 #[test]
