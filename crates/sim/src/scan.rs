@@ -283,7 +283,7 @@ async fn serve(network: Network, node: Node, expected: Expected) {
             accepted = listener.accept() => match accepted {
                 Some((stream, _)) => {
                     let expected = expected.clone();
-                    guests.spawn(async move { target::serve(stream, &expected).await });
+                    guests.spawn(async move { target::serve(stream, &expected, || ()).await });
                 }
                 None => return,
             },
