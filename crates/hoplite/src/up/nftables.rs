@@ -507,9 +507,14 @@ fn excluded(wanted: &Wanted, facts: &Facts) -> Vec<String> {
     );
     lines.extend([
         "}".into(),
-        // Datagrams for them are let in.
+        // What is for them is let in: datagrams, and whatever answers what left by another address than its socket has, or went to another name server
+        // than was asked: that finds its socket only later.
         "chain reaching {".into(),
         "type filter hook prerouting priority filter - 1; policy accept;".into(),
+        format!(
+            "iifname != {{ \"lo\", \"{}\" }} ct direction reply ct status snat,dnat fib daddr type local meta mark set {MARK:#x}",
+            wanted.name
+        ),
     ]);
     let datagrams = "meta l4proto udp ";
     lines.extend(groups.map(|group| marking_group(datagrams, group, facts, MARK)));
@@ -694,22 +699,17 @@ fn written_by_strangers(wanted: &Wanted) -> Vec<String> {
         .copied()
         .map(IpNet::from)
         .collect::<Vec<_>>();
-    let mut lines: Vec<String> = targets(&own)
-        .map(|to| format!("{to} {answered_by_us} drop"))
-        .collect();
+    // Excluded groups write from our addresses; what answers them is for these again here, and has our mark.
+    let mut lines = vec![format!("meta mark {MARK:#x} accept")];
+    lines.extend(targets(&own).map(|to| format!("{to} {answered_by_us} drop")));
     lines.extend([
         "meta l4proto != udp accept".to_owned(),
         format!("socket mark {MARK:#x} accept"),
-        format!("meta mark {MARK:#x} accept"),
         "udp sport 67 udp dport 68 accept".into(),
         "udp sport 547 udp dport 546 accept".into(),
     ]);
     let excluded = wanted.past_interfaces.iter();
     lines.extend(excluded.map(|it| format!("iifname \"{}\" accept", it.name())));
-    if !wanted.past_cgroups.is_empty() {
-        // Answers to questions that went to another name server than was asked find their socket only later.
-        lines.push("ct state established,related accept".into());
-    }
     lines.push(format!(
         "fib daddr type {{ local, broadcast, anycast, multicast }} {answered_by_us} drop"
     ));
@@ -969,11 +969,22 @@ mod firewall_tests {
         let lines = chain(&text, "arriving");
         assert!(
             lines.contains(&"iifname \"wg0\" accept")
-                && lines.contains(&"meta mark 0x686f6c accept")
+                && !lines.iter().any(|line| line.contains("established"))
         );
         let group = "meta l4proto udp socket cgroupv2 level 1 \"a.slice\" meta mark set 0x686f6c comment \"7\"";
-        assert_eq!(chain(&marked, "reaching"), [group]);
+        let answers = "iifname != { \"lo\", \"hoplite0\" } ct direction reply ct status snat,dnat fib daddr type local meta mark set 0x686f6c";
+        assert_eq!(chain(&marked, "reaching"), [answers, group]);
         assert!(held(&wanted, &facts).contains("chain arriving {"));
+    }
+
+    #[test]
+    fn what_has_our_mark_is_let_in_before_what_is_for_our_addresses_is_dropped() {
+        let text = text(|_| ());
+        let lines = chain(&text, "arriving");
+        let at = |what: &str| lines.iter().position(|line| *line == what).expect("there");
+        let dropped = "ip daddr 198.18.0.1/32 fib saddr oifname \"hoplite0\" drop";
+        assert!(at("meta mark 0x686f6c accept") < at(dropped));
+        assert!(at(dropped) < at("meta l4proto != udp accept"));
     }
 
     #[test]

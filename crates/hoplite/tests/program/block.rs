@@ -2,7 +2,7 @@
 //! with a capture on the link. The machine is that of [`super::device`]; the link's far end lies in a namespace of its own, where a relay and
 //! targets answer, so that who gets out is answered.
 
-use super::device::succeeds;
+use super::device::{succeeds, succeeds_with_groups};
 
 /// `world`: the far end, with a router, targets and room for a relay. `talkers` send all the time, bound to the interface and not. `left`
 /// prints every frame that came from this machine since the last time and that it may not send.
@@ -123,6 +123,90 @@ state > before
 
 pub(crate) fn nothing_leaves(script: &str) {
     succeeds(&format!("{WORLD}\n{script}"));
+}
+
+/// In the far end's namespace: who asks port 7 of its targets is told how that looks from there, by TCP and UDP, and the network's name server says of
+/// every name that it is one of them. `asks` tries all of it, and prints what it was told.
+const TARGETS: &str = r#"
+in_world ip address add 192.0.2.53/24 dev far0
+cat > targets.py <<'END'
+import select, socket
+def at(family, kind, where):
+    s = socket.socket(family, kind)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(where)
+    if kind == socket.SOCK_STREAM:
+        s.listen()
+    return s
+targets = [at(family, kind, (to, 7)) for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM)
+    for family, to in ((socket.AF_INET, "203.0.113.5"), (socket.AF_INET6, "2001:db8:1::1"))]
+names = at(socket.AF_INET, socket.SOCK_DGRAM, ("192.0.2.53", 53))
+while True:
+    for s in select.select(targets + [names], [], [])[0]:
+        if s is names:
+            question, who = s.recvfrom(2000)
+            end = question.index(0, 12) + 5
+            found = b"\xc0\x0c\0\1\0\1\0\0\0\4\0\4" + socket.inet_aton("203.0.113.5") if question[end - 4:end - 2] == b"\0\1" else b""
+            s.sendto(question[:2] + b"\x85\x80\0\1" + bytes([0, len(found) and 1]) + bytes(4) + question[12:end] + found, who)
+        elif s.type == socket.SOCK_STREAM:
+            connection, who = s.accept()
+            connection.sendall(who[0].encode())
+            connection.close()
+        else:
+            _, who = s.recvfrom(2000)
+            s.sendto(who[0].encode(), who)
+END
+cat > ask.py <<'END'
+import socket
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+    for family, to in ((socket.AF_INET, "203.0.113.5"), (socket.AF_INET6, "2001:db8:1::1")):
+        s = socket.socket(family, kind)
+        s.settimeout(5)
+        try:
+            s.connect((to, 7))
+            if kind == socket.SOCK_DGRAM:
+                s.send(b"who")
+            print(s.recv(99).decode())
+        except OSError as e:
+            print(kind, to, e)
+try:
+    print(socket.getaddrinfo("site.example", 7, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+except OSError as e:
+    print(e)
+END
+in_world python3 targets.py &
+asks() { "$@" python3 ask.py; "$@" ping -c 1 -W 5 203.0.113.5 | grep -o '1 received' || true; }
+until_true sh -c 'ip netns exec world ss -luHn | grep -q 192.0.2.53:53'
+asks env > by_themselves
+cat by_themselves >&2
+[ "$(cat by_themselves | tr '\n' ' ')" = "192.0.2.1 2001:db8::1 192.0.2.1 2001:db8::1 203.0.113.5 1 received " ]
+"#;
+
+#[test]
+fn programs_of_an_excluded_group_and_in_the_portal_are_answered() {
+    let script = r#"
+mkdir /sys/fs/cgroup/a.slice
+relay
+cp client.toml plain.toml
+printf '[takeover]\nexclude.cgroups = ["a.slice"]\n' >> client.toml
+up
+inside() { sh -c 'echo 0 > /sys/fs/cgroup/a.slice/cgroup.procs && exec "$@"' sh "$@"; }
+for what in 'list tables' 'flush ruleset'; do
+  nft $what > /dev/null
+  until_true is_firewalled
+  asks inside > excluded
+  cat excluded >&2
+  diff by_themselves excluded
+done
+"$HOPLITE" down
+cp plain.toml client.toml
+up
+asks "$HOPLITE" portal -- > excluded
+cat excluded >&2
+diff by_themselves excluded
+"$HOPLITE" down
+"#;
+    succeeds_with_groups(&format!("{WORLD}\n{TARGETS}\n{script}"));
 }
 
 #[test]
@@ -798,8 +882,8 @@ END
 cat > write.py <<'END'
 import socket, sys
 for source, port, to in (
-    ("203.0.113.1", 0, "192.0.2.1"), ("2001:db8:1::1", 0, "2001:db8::1"), ("192.0.2.254", 0, "192.0.2.1"), ("192.0.2.254", 0, "192.0.2.255"),
-    ("203.0.113.1", 0, "198.18.0.1"), ("198.18.0.2", 53, "192.0.2.1"), ("203.0.113.5", 0, "192.0.2.1"),
+    ("203.0.113.1", 99, "192.0.2.1"), ("2001:db8:1::1", 99, "2001:db8::1"), ("192.0.2.254", 99, "192.0.2.1"), ("192.0.2.254", 99, "192.0.2.255"),
+    ("203.0.113.1", 99, "198.18.0.1"), ("198.18.0.2", 53, "192.0.2.1"), ("203.0.113.5", 99, "192.0.2.1"),
 ):
     s = socket.socket(socket.AF_INET6 if ":" in to else socket.AF_INET, socket.SOCK_DGRAM)
     s.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
@@ -843,6 +927,27 @@ done
 }
 
 #[test]
+fn who_has_talked_with_a_service_before_is_no_more_let_in_where_a_group_is_excluded() {
+    let script = r#"
+mkdir /sys/fs/cgroup/a.slice
+nft 'table inet tracks { chain tracked { type filter hook prerouting priority 0; ct state new accept; }; }'
+ip address add 198.18.0.1/32 dev lo
+hears > before_up
+ip address del 198.18.0.1/32 dev lo
+[ "$(wc -l < before_up)" = 7 ]
+relay
+printf '[takeover]\nexclude = { addresses = ["203.0.113.5/32"], cgroups = ["a.slice"] }\n' >> client.toml
+up
+hears > strangers
+cat strangers >&2
+[ "$(cat strangers)" = "203.0.113.5 192.0.2.1" ]
+"$HOPLITE" status --json | grep -q '"udp_opened":0[,}]'
+"$HOPLITE" down
+"#;
+    succeeds_with_groups(&format!("{WORLD}\n{SERVICES}\n{script}"));
+}
+
+#[test]
 fn nobody_but_a_guest_goes_through_the_relays_as_one() {
     nothing_leaves(
         r#"
@@ -877,10 +982,8 @@ opened 1
     );
 }
 
-#[test]
-fn a_ping_that_may_set_our_mark_does_not_leave() {
-    nothing_leaves(
-        r#"
+/// `ping.py` sets our mark.
+const PING: &str = r#"
 cat > ping.py <<'END'
 import socket
 def ping(family, protocol, kind, to):
@@ -893,6 +996,11 @@ def ping(family, protocol, kind, to):
 ping(socket.AF_INET, socket.IPPROTO_ICMP, 8, "203.0.113.1")
 ping(socket.AF_INET6, socket.IPPROTO_ICMPV6, 128, "2001:db8:1::1")
 END
+"#;
+
+#[test]
+fn a_ping_that_may_set_our_mark_does_not_leave() {
+    let script = r#"
 python3 ping.py
 left > /dev/null
 grep -q '203.0.113.1: ICMP echo' strangers && grep -q '2001:db8:1::1: ICMP6, echo' strangers
@@ -906,8 +1014,8 @@ for what in 'list tables' 'flush ruleset' 'list tables'; do
   until_true is_firewalled
 done
 "$HOPLITE" down
-"#,
-    );
+"#;
+    nothing_leaves(&format!("{PING}\n{script}"));
 }
 
 #[test]

@@ -66,7 +66,7 @@ exit $status
 "#;
 
 /// The script, with control groups of its own and a portal that waits in the background once it passes.
-fn succeeds_with_groups(script: &str) {
+pub(crate) fn succeeds_with_groups(script: &str) {
     let script = format!(
         "{MACHINE}\nmount -t tmpfs tmpfs /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup\n{PORTAL}\n{script}"
     );
