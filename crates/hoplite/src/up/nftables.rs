@@ -418,7 +418,7 @@ pub(super) fn table(wanted: &Wanted, facts: &Facts) -> String {
         lines.extend(incoming(wanted));
     }
     lines.extend(arriving(wanted, "filter"));
-    lines.extend(marked("raw"));
+    lines.extend(marked(wanted, "raw"));
     lines.extend(forward(wanted, "filter"));
     lines.extend(postrouting(wanted, "filter"));
     replacing(FIREWALL, &lines)
@@ -430,7 +430,7 @@ pub(super) fn held(wanted: &Wanted, facts: &Facts) -> String {
     let head = ["flags owner", "counter blocked {}"].map(str::to_owned);
     let chains = [
         arriving(wanted, "filter + 1"),
-        marked("raw + 1"),
+        marked(wanted, "raw + 1"),
         forward(wanted, "filter + 1"),
         postrouting(wanted, "filter + 1"),
         included(wanted, facts, "security + 2"),
@@ -716,15 +716,20 @@ fn written_by_strangers(wanted: &Wanted) -> Vec<String> {
     lines
 }
 
-/// What has our mark from its own socket, before groups get it, and is neither TCP nor UDP: no socket of ours sends such, and a ping with more rights
-/// than who calls it sets what mark they like.
-fn marked(priority: &str) -> Vec<String> {
-    vec![
+/// What has our mark from its own socket, before groups get it, and is neither TCP nor UDP: no socket of ours sends such but echoes to excluded names,
+/// and a ping with more rights than who calls it sets what mark they like.
+fn marked(wanted: &Wanted, priority: &str) -> Vec<String> {
+    let mut lines = vec![
         "chain marked {".to_owned(),
         format!("type filter hook output priority {priority}; policy accept;"),
+    ];
+    let echoes = |user| format!("meta l4proto {{ icmp, icmpv6 }} meta skuid {user} accept");
+    lines.extend(wanted.pinger.map(echoes));
+    lines.extend([
         format!("meta mark {MARK:#x} meta l4proto != {{ tcp, udp }} counter name blocked drop"),
         "}".into(),
-    ]
+    ]);
+    lines
 }
 
 fn postrouting(wanted: &Wanted, priority: &str) -> Vec<String> {
@@ -985,6 +990,19 @@ mod firewall_tests {
         let dropped = "ip daddr 198.18.0.1/32 fib saddr oifname \"hoplite0\" drop";
         assert!(at("meta mark 0x686f6c accept") < at(dropped));
         assert!(at(dropped) < at("meta l4proto != udp accept"));
+    }
+
+    #[test]
+    fn echoes_alone_pass_by_our_mark_beside_tcp_and_udp_and_only_where_names_go_past() {
+        let dropped = "meta mark 0x686f6c meta l4proto != { tcp, udp } counter name blocked drop";
+        assert_eq!(chain(&text(|_| ()), "marked"), [dropped]);
+        let config: Config =
+            toml::from_str("takeover = { exclude.domains = [\"a.example\"], user = 7 }")
+                .expect("right");
+        let wanted = Wanted::from_config(&config, true);
+        let text = table(&wanted, &Facts::default());
+        let echoes = "meta l4proto { icmp, icmpv6 } meta skuid 7 accept";
+        assert_eq!(chain(&text, "marked"), [echoes, dropped]);
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub(crate) struct Wanted {
     pub(crate) past_users: Vec<Users>,
     /// Control groups whose programs go directly.
     pub(crate) past_cgroups: Vec<Cgroup>,
+    /// Whose echoes to names that go directly have our mark: the worker's; `None` if no name does.
+    pub(crate) pinger: Option<u32>,
     /// Interfaces by which things go directly.
     pub(crate) past_interfaces: Vec<Interface>,
     /// The only targets that are taken, if not empty.
@@ -234,7 +236,8 @@ impl Wanted {
         let (exclude, include) = (&takeover.exclude, &takeover.include);
         let pools = config.dns.pools();
         let pools = vec![pools.ipv4.into(), pools.ipv6.into()];
-        let only_domains = Domains::of(config).only().unwrap_or_default();
+        let domains = Domains::of(config);
+        let only_domains = domains.only().unwrap_or_default();
         let mut only_addresses = include.addresses.clone();
         if !only_domains.is_empty() {
             only_addresses.extend(&pools);
@@ -253,6 +256,7 @@ impl Wanted {
             past_addresses: exclude.addresses.clone(),
             past_users: exclude.users.clone(),
             past_cgroups: exclude.cgroups.clone(),
+            pinger: (!domains.takes_all()).then_some(takeover.user),
             past_interfaces: exclude.interfaces.clone(),
             only_addresses,
             only_users: include.users.clone(),

@@ -210,6 +210,26 @@ diff by_themselves excluded
 }
 
 #[test]
+fn a_ping_to_an_excluded_name_is_answered_and_one_with_our_mark_still_does_not_leave() {
+    let script = r#"
+grep -q ' 4294967295$' /proc/self/uid_map || exit 0
+sysctl -qw net.ipv4.ping_group_range='0 65534'
+relay
+printf '[takeover]\nexclude.domains = ["site.example"]\n' >> client.toml
+up
+ping -c 1 -W 5 site.example > answered || true
+cat answered >&2
+grep -q '^PING site.example (198.1' answered
+grep -q '1 received' answered
+left > /dev/null
+python3 ping.py
+nothing_left "a ping with our mark"
+"$HOPLITE" down
+"#;
+    nothing_leaves(&format!("{TARGETS}\n{PING}\n{script}"));
+}
+
+#[test]
 fn nothing_leaves_while_somebody_flushes_nftables_and_status_says_when_it_is_gone() {
     nothing_leaves(
         r#"

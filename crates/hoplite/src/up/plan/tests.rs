@@ -20,6 +20,7 @@ fn wanted(block: bool) -> Wanted {
         past_addresses: Vec::new(),
         past_users: Vec::new(),
         past_cgroups: Vec::new(),
+        pinger: None,
         past_interfaces: Vec::new(),
         only_cgroups: Vec::new(),
         only_interfaces: Vec::new(),
