@@ -703,7 +703,10 @@ fn written_by_strangers(wanted: &Wanted) -> Vec<String> {
     let mut lines = vec![format!("meta mark {MARK:#x} accept")];
     lines.extend(targets(&own).map(|to| format!("{to} {answered_by_us} drop")));
     lines.extend([
-        "meta l4proto != udp accept".to_owned(),
+        "meta l4proto != { udp, udplite } accept".to_owned(),
+        // Nothing is made of them without the first one, which alone has ports.
+        "ip frag-off & 0x1fff != 0 accept".into(),
+        "frag frag-off != 0 accept".into(),
         format!("socket mark {MARK:#x} accept"),
         "udp sport 67 udp dport 68 accept".into(),
         "udp sport 547 udp dport 546 accept".into(),
@@ -989,7 +992,7 @@ mod firewall_tests {
         let at = |what: &str| lines.iter().position(|line| *line == what).expect("there");
         let dropped = "ip daddr 198.18.0.1/32 fib saddr oifname \"hoplite0\" drop";
         assert!(at("meta mark 0x686f6c accept") < at(dropped));
-        assert!(at(dropped) < at("meta l4proto != udp accept"));
+        assert!(at(dropped) < at("meta l4proto != { udp, udplite } accept"));
     }
 
     #[test]
