@@ -227,11 +227,16 @@ fn swap(bytes: &mut [u8], at: usize, was: IpAddr, is: IpAddr) -> Option<()> {
 }
 
 fn is_error(packet: &Packet<'_>) -> bool {
-    match (packet.protocol, packet.payload.first()) {
-        (ICMP, Some(kind)) => matches!(kind, 3 | 11 | 12),
-        (ICMPV6, Some(kind)) => matches!(kind, 1..=4),
+    match (icmp_protocol(packet), packet.payload.first()) {
+        (Some(ICMP), Some(kind)) => matches!(kind, 3 | 11 | 12),
+        (Some(ICMPV6), Some(kind)) => matches!(kind, 1..=4),
         _ => false,
     }
+}
+
+/// A packet's protocol, if it is the ICMP of its family: that of the other one means nothing there.
+fn icmp_protocol(packet: &Packet<'_>) -> Option<u8> {
+    (packet.protocol == ip::icmp_of(packet.source)).then_some(packet.protocol)
 }
 
 fn take(bytes: &[u8], at: usize) -> Option<u16> {
@@ -271,6 +276,7 @@ fn cross_reply(
     if is_error(packet) {
         return cross_error(packet, theirs, ours, identifiers);
     }
+    icmp_protocol(packet)?;
     let echo = icmp::echo(packet).filter(|echo| echo.reply && packet.source == theirs.far)?;
     let mut payload = packet.payload.to_vec();
     let protocol = ip::icmp_of(ours.near);
@@ -522,6 +528,23 @@ mod tests {
             down(&parsed(&error), ICMP, theirs, ours, &identifiers),
             None
         );
+    }
+
+    #[test]
+    fn an_error_of_the_other_familys_icmp_is_none() {
+        for (v6, crossed) in [(false, false), (true, false), (false, true), (true, true)] {
+            let ((ours, _), (_, theirs)) = (worlds(v6 != crossed), worlds(v6));
+            let mut identifiers = EchoIdentifiers::default();
+            let request = echo(false, 1, b"ping", ours.near, ours.far);
+            let sent = up(&parsed(&request), theirs, 64, &mut identifiers).expect("goes");
+            let program = ip::icmp_of(ours.near);
+            let told = |bytes: &[u8]| down(&parsed(bytes), program, theirs, ours, &identifiers);
+            for (protocol, kind) in [(ICMP, 3), (ICMPV6, 1)] {
+                let error = [&[kind, 0, 0, 0, 0, 0, 0, 0], &sent[..]].concat();
+                let error = packet(protocol, &error, theirs.far, theirs.near);
+                assert_eq!(told(&error).is_some(), protocol == ip::icmp_of(theirs.far));
+            }
+        }
     }
 
     #[test]
