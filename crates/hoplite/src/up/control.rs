@@ -381,7 +381,7 @@ fn known(mut counts: BTreeMap<String, u64>, names: &[&str]) -> BTreeMap<String, 
 /// Whether it can be the name of one.
 fn is_counter(name: &str) -> bool {
     let plain = |it: u8| it.is_ascii_alphanumeric() || it == b'_';
-    name.len() <= 64 && name.bytes().all(plain)
+    !name.is_empty() && name.len() <= 64 && name.bytes().all(plain)
 }
 
 /// Relays that are shown of a path.
@@ -567,7 +567,7 @@ mod tests {
         let long = "x".repeat(65);
         let report = Report {
             flows: count(&["tcp", "udp", "packets", "\u{1b}]52;c;\u{7}", &long]),
-            counters: count(&["tcp_opened", "\u{1b}[2J", &long]),
+            counters: count(&["tcp_opened", "", "\u{1b}[2J", &long]),
             ..Report::default()
         };
         let shown = report.plain();
