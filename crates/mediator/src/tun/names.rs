@@ -326,7 +326,7 @@ struct Mapping {
     name: HostName,
     /// Whom it is counted against: of those who asked for it the one who had fewest.
     user: User,
-    /// The owners of those who asked for it, each once, the first one first; at most [`MAX_TOLD`].
+    /// The owners of those who asked for it, each once, who asked last at the end; at most [`MAX_TOLD`].
     told: VecDeque<Owner>,
     /// When it was told or used last.
     used: Instant,
@@ -393,9 +393,7 @@ impl MappingTable {
         let Some(mapping) = self.mappings.get_mut(&offset) else {
             return;
         };
-        if mapping.told.contains(&user.owner) {
-            return;
-        }
+        mapping.told.retain(|owner| *owner != user.owner);
         if mapping.told.len() >= MAX_TOLD {
             mapping.told.pop_front();
         }

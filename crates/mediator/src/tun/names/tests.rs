@@ -184,6 +184,17 @@ fn a_name_that_two_users_asked_for_stays_with_the_one_that_has_fewer() {
 }
 
 #[test]
+fn who_has_asked_again_is_told_the_name_behind_an_address_after_who_asked_before_is_not() {
+    let (names, now) = (names(TERMS), Instant::now());
+    let name = host("www.example");
+    let asked = [1, 2, 3, 4, 5, 6, 7, 8, 1, 9].map(|one| names.pair(&name, user(one), now));
+    let address = asked.into_iter().flatten().next().expect("room").v4.into();
+    let told = |one| names.name_for(user(one), address, now);
+    assert_eq!(told(1), Some(name.clone()));
+    assert_eq!(told(2), None, "the latest eight alone are known");
+}
+
+#[test]
 fn an_address_does_not_soon_mean_another_name() {
     let limits = MappingLimits { names: 16, ..TERMS };
     let (names, mut now) = (names(limits), Instant::now());
