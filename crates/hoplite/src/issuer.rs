@@ -187,7 +187,8 @@ async fn serve(listener: &TcpListener, server: &Arc<Server>) {
             continue;
         };
         let from = client(address.ip());
-        if !handshakes.take(from, 1, false) {
+        // By address alone: connections cost who opens them nothing, and should use up nothing that others need.
+        if !handshakes.take(from, 1, true) {
             continue;
         }
         let place = places.enter(Client {

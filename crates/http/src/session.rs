@@ -119,14 +119,6 @@ impl Session {
         }
     }
 
-    /// The client's end: whether any request has been answered; over TCP, which says itself when nobody is there, it is not asked.
-    pub fn has_answered(&self) -> bool {
-        match self {
-            Self::H3(session) => session.has_answered(),
-            Self::H2(_) | Self::H1(_) => true,
-        }
-    }
-
     /// The client's end: resolves when the connection is lost, with the reason.
     pub async fn closed(&self) -> HttpError {
         match self {

@@ -59,10 +59,10 @@ pub(crate) struct Connection {
     replaced: Notify,
     /// The relay has no flows of bound UDP. What one connection has found out no other one shows.
     no_bound_udp: AtomicBool,
-    /// The relay was asked for something.
-    asked: AtomicBool,
-    /// It is known that it never answered.
-    silent: AtomicBool,
+    /// Since when it is there.
+    pub(crate) began: Instant,
+    /// Whether it counts as one that was of no use.
+    useless: AtomicBool,
 }
 
 /// A private token, and where it is from.
@@ -118,8 +118,8 @@ impl Connection {
             superseded: AtomicBool::new(false),
             replaced: Notify::new(),
             no_bound_udp: AtomicBool::new(false),
-            asked: AtomicBool::new(false),
-            silent: AtomicBool::new(false),
+            began: Instant::now(),
+            useless: AtomicBool::new(false),
         }))
     }
 
@@ -193,18 +193,12 @@ impl Connection {
         )
     }
 
-    /// Whether it was asked and has never answered.
-    pub(crate) fn is_unanswered(&self) -> bool {
-        self.asked.load(Ordering::Relaxed) && !self.session.has_answered()
-    }
-
-    /// The same; whether that is known only now.
-    pub(crate) fn is_unanswered_now(&self) -> bool {
-        self.is_unanswered() && !self.silent.swap(true, Ordering::Relaxed)
+    /// It was of no use; whether that is known only now.
+    pub(crate) fn was_useless(&self) -> bool {
+        !self.useless.swap(true, Ordering::Relaxed)
     }
 
     async fn request(&self, head: &RequestHead) -> Result<Exchange, HttpError> {
-        self.asked.store(true, Ordering::Relaxed);
         match &self.token {
             Some(Shown { token, .. }) if !self.admitted.load(Ordering::Relaxed) => {
                 // A proxy's credentials for what it proxies, an origin's for what is its own: as the hop's other requests have them.

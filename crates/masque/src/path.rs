@@ -385,7 +385,15 @@ impl Paths {
                 }
             }
             Ok(opened) => {
-                self.state.lock().behind = Behind::default();
+                let mut state = self.state.lock();
+                if state.path.is_same(&path) {
+                    // Those that stand are no more among those that failed.
+                    let State {
+                        behind, indices, ..
+                    } = &mut *state;
+                    behind.failed.retain(|i| !indices.contains(i));
+                }
+                drop(state);
                 Ok(opened)
             }
             answer => answer,

@@ -67,6 +67,8 @@ pub(crate) struct Pool {
 #[derive(Debug, Default)]
 struct Useless {
     count: u32,
+    /// When one was counted last.
+    at: Option<Instant>,
     /// Until when none is dialled.
     until: Option<Instant>,
 }
@@ -135,29 +137,35 @@ impl Pool {
 
     /// The relay has ended a connection that lived so long: one at once is dialled again at once, each further one after a pause that doubles. A relay
     /// that hangs up has no more of the client than that, whoever asks.
-    fn ended(&self, lived: Duration) {
-        if lived >= SHORT {
+    ///
+    /// Where each connection costs a private token, one counts that is lost in any other way, or that another one is to take the place of: a network that lets
+    /// handshakes pass, and little else, has no more of them. Those that were there when one was counted are of one trouble with it.
+    fn ended(&self, connection: &Connection) {
+        if connection.began.elapsed() >= SHORT {
             *self.useless.lock() = Useless::default();
-        } else {
-            self.was_useless();
+            return;
         }
-    }
-
-    /// `connection` is lost, or another one is to take its place. Where it never answered, it counts as one that the relay has ended at once: a network
-    /// that lets handshakes pass and nothing else has no more of the client, and of its tokens.
-    pub(crate) fn given_up(&self, connection: &Connection) {
-        if connection.is_unanswered_now() {
-            self.was_useless();
+        let is_counted = connection.is_closed_by_relay() || self.tokens.is_some();
+        if !is_counted || !connection.was_useless() {
+            return;
         }
-    }
-
-    fn was_useless(&self) {
         let mut useless = self.useless.lock();
+        if useless.at.is_some_and(|at| connection.began <= at) {
+            return;
+        }
+        useless.at = Some(Instant::now());
         let doublings = useless.count.checked_sub(1);
         let doublings = doublings.map(|n| n.min(PAUSE_DOUBLINGS));
         let pause = doublings.map(|n| self.config.redial_pause * (1 << n));
         useless.count = useless.count.saturating_add(1);
         useless.until = pause.map(|pause| Instant::now() + pause);
+    }
+
+    /// `connection` is of no use: another one takes its place.
+    pub(crate) fn given_up(&self, connection: &Connection) {
+        if connection.began.elapsed() < SHORT {
+            self.ended(connection);
+        }
     }
 
     /// What `token` has is of no use any more, if it has anything: another one is dialled.
@@ -218,6 +226,7 @@ impl Pool {
     pub(crate) fn network_changed(&self) {
         // Another one may not lose what this did.
         self.left.store(0, Relaxed);
+        *self.useless.lock() = Useless::default();
         let slots = self.slots();
         let connections = slots
             .by_token
@@ -356,7 +365,6 @@ fn follow(pool: &Weak<Pool>, token: &Isolation, connection: Arc<Connection>) {
 
 /// Follows `connection` until it is lost, replaced or idle.
 async fn watch(pool: Weak<Pool>, token: Isolation, connection: Arc<Connection>) {
-    let began = Instant::now();
     let is_lost = tokio::select! {
         () = connection.closed() => true,
         () = connection.probe() => false,
@@ -365,11 +373,8 @@ async fn watch(pool: Weak<Pool>, token: Isolation, connection: Arc<Connection>) 
         () = away_from_quic(&pool, &token, &connection) => false,
     };
     let Some(pool) = pool.upgrade() else { return };
-    let lived = began.elapsed();
-    if is_lost && connection.is_unanswered() {
-        pool.given_up(&connection);
-    } else if is_lost && connection.is_closed_by_relay() || lived >= SHORT {
-        pool.ended(lived);
+    if is_lost || connection.began.elapsed() >= SHORT {
+        pool.ended(&connection);
     }
     pool.forget(&token, &connection);
     if pool.is_warm(&token) {

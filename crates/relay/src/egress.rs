@@ -44,8 +44,8 @@ pub(crate) use self::{
 };
 use self::{bound::BoundSockets, pools::Pools};
 
-/// How long a negative answer of ours may be kept, in seconds.
-const NEGATIVE: u32 = 300;
+/// How long a negative answer of ours may be kept, in seconds: as long as any other.
+const NEGATIVE: u32 = 60;
 
 /// Opens sockets towards permitted targets.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use std::{
     future::{pending, poll_fn},
     io::{self, IoSlice},
     pin::Pin,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
@@ -177,8 +177,6 @@ impl DataReceiver {
             Ok(head) if head.is_informational() => Ok(None),
             Ok(head) => {
                 self.heads_end();
-                let answered = &self.ticket().inner().answered;
-                answered.store(true, Ordering::Relaxed);
                 self.tunnel &= head.is_success();
                 Ok(Some(head))
             }

@@ -55,7 +55,7 @@ const USUAL_UDP: usize = 1472;
 /// How many bytes of capsules that steer a flow may wait before another: a peer makes us send them, and need not read them. One that reads
 /// has a few dozen of them under way.
 const CAPSULES_WAITING: usize = 8 * 1024;
-/// How many bytes of payloads may wait as capsules: what the stream does not take beyond them is dropped.
+/// How many bytes of payloads may wait as capsules, and one payload: what the stream does not take beyond them is dropped.
 const PIECE: usize = 8 * 1024;
 /// How many chunks of the request stream are read before other tasks get their turn.
 const TURN: usize = 64;

@@ -44,8 +44,6 @@ pub(super) struct Inner {
     pub(super) settings: watch::Sender<Option<Settings>>,
     /// The client's end: requests from this id on are not handled by the peer.
     pub(super) goaway: AtomicU64,
-    /// The client's end: the peer has answered a request.
-    pub(super) answered: AtomicBool,
     routes: Mutex<Routes>,
 }
 
@@ -131,7 +129,6 @@ impl Session {
             abandoned: Semaphore::new(0),
             settings: watch::Sender::new(None),
             goaway: AtomicU64::new(u64::MAX),
-            answered: AtomicBool::new(false),
             routes: Mutex::default(),
         });
         let (sender, arrived) = mpsc::channel(config.max_waiting.max(1));
@@ -260,11 +257,6 @@ impl Session {
     pub fn is_going_away(&self) -> bool {
         self.inner().goaway.load(Ordering::Acquire) != u64::MAX
             || self.connection().close_reason().is_some()
-    }
-
-    /// The client's end: whether any request has been answered.
-    pub fn has_answered(&self) -> bool {
-        self.inner().answered.load(Ordering::Relaxed)
     }
 
     /// Closes the connection and everything on it.

@@ -478,6 +478,25 @@ impl Books {
         }
     }
 
+    /// A request is admitted, which counts so much: as a connection that begins it has what is kept for those.
+    fn admit(&mut self, id: u64, bytes: u64, now: Instant) -> bool {
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return false;
+        };
+        let (client, before) = (entry.client, entry.windows.cost());
+        let has = self.of(client);
+        let free = self.most.saturating_sub(self.used + bytes);
+        let fair = has + bytes <= MANY * free;
+        if !fair || free < self.most / SPARE {
+            self.make_room(client, bytes, now);
+        }
+        if fair && let Some(entry) = self.entries.get_mut(&id) {
+            entry.windows.stuck += bytes;
+            self.count(client, before, before + bytes);
+        }
+        fair
+    }
+
     /// A connection holds so much more until it ends, if there is room for that.
     fn keep(&mut self, id: u64, bytes: u64, now: Instant) -> bool {
         self.change(id, now, |windows| windows.base += bytes)
@@ -1026,6 +1045,17 @@ impl Stalled<'_> {
 }
 
 impl MemoryReservation {
+    /// Counts what a request may hold, for as long as this lives; `None` if there is no room for it.
+    pub(crate) fn of_request(account: &Arc<Account>, bytes: usize) -> Option<Self> {
+        let bytes = bytes as u64;
+        let mut done = false;
+        account.change(|books, id, now| done = books.admit(id, bytes, now));
+        done.then(|| Self {
+            account: Arc::clone(account),
+            bytes,
+        })
+    }
+
     /// Counts what a tunnel may hold, for as long as this lives; `None` if there is no room for it.
     pub(crate) fn take(account: &Arc<Account>, bytes: usize) -> Option<Self> {
         let bytes = bytes as u64;

@@ -96,7 +96,7 @@ impl Job {
             .quotas
             .request(key)
             .map_err(|_| Failure::Limited(Limit::Requests))?;
-        let memory = MemoryReservation::take(&self.account, self.memory());
+        let memory = MemoryReservation::of_request(&self.account, self.memory());
         let memory = memory.ok_or(Failure::Limited(Limit::Memory))?;
         Ok((asked, quota, memory))
     }

@@ -212,7 +212,9 @@ fn swallowing() -> Arc<dyn Overlay> {
 async fn a_network_that_swallows_all_but_handshakes_does_not_empty_the_purse() {
     let mut config = Config::default();
     config.link.suspect_after = Duration::from_millis(200);
-    config.link.broken_after = Duration::from_millis(400);
+    config.link.broken_after = Duration::from_secs(1);
+    // Streams are not swallowed.
+    config.link.head_start = Duration::from_secs(600);
     config.open_limit = Duration::from_secs(2);
     // Whoever waits for this waits for longer than the test takes.
     config.redial_pause = Duration::from_secs(3600);
