@@ -102,7 +102,7 @@ pub enum NoPath {
         "the list has too few relays for a circuit of an onion service, which goes from none to itself or back, or the explicit path ends where it must not: wait for the next list, or correct the path"
     )]
     Service,
-    /// None of the client's guards goes with the rest. Another entry would see the user without having been chosen for it.
+    /// None of the client's first guards goes with the rest. Another entry would see the user without having been chosen for it.
     #[error(
         "none of this client's guards can begin the path: wait for the next list, or ask for less with `apart` or `region`"
     )]
