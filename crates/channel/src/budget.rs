@@ -295,21 +295,21 @@ impl Entered {
             return;
         }
         let mut held = HashMap::<u64, u64>::new();
-        let mut moved = HashMap::<u64, u64>::new();
         for one in &all {
             if let Some(who) = one.gauge.owner() {
                 *held.entry(who).or_default() += one.bytes;
-                *moved.entry(who).or_default() += one.since;
             }
         }
-        // By all of an owner's, where he is known: many circuits of little each gain him nothing. Of his the one that moves least, and then that holds most.
+        // By what of it moves, and by what all of its owner's are, where he is known: many circuits of little each gain him nothing, and one that moves keeps
+        // no other. Of those that are alike the one that moves least, and then that holds most.
         all.sort_by_cached_key(|one| {
             let owner = one.gauge.owner();
-            let of = |all: &HashMap<u64, u64>| owner.and_then(|who| all.get(&who).copied());
-            let bytes = of(&held).unwrap_or(one.bytes).max(1);
-            let since = of(&moved).unwrap_or(one.since);
-            let moves = u128::from(since.saturating_add(STILL)) << u64::BITS;
-            (moves / u128::from(bytes), one.since, Reverse(one.bytes))
+            let of_owner = owner.and_then(|who| held.get(&who).copied());
+            let part =
+                |bytes: u64, of: u64| (u128::from(bytes) << u64::BITS) / u128::from(of.max(1));
+            let moves = part(one.since, one.bytes);
+            let still = part(STILL, of_owner.unwrap_or(one.bytes));
+            (moves.saturating_add(still), one.since, Reverse(one.bytes))
         });
         let enough = most / 100 * LOW_WATER_PERCENT;
         end_until(enough, &all, ended, |one| {
@@ -464,6 +464,30 @@ mod tests {
         entered(&all).relieve(most, &Count::default());
         assert_eq!(ended(&small), 0);
         assert!((190..200).contains(&ended(&hogs)), "{}", ended(&hogs));
+    }
+
+    #[test]
+    fn a_circuit_that_moves_keeps_none_of_its_owners_that_stand_still_before_anothers_pause() {
+        let hogs: Vec<_> = (0..1000).map(|_| stalled()).collect();
+        for (n, gauge) in (0..).zip(&hogs) {
+            gauge.is_of_guest(n / 50);
+        }
+        let paused: Vec<_> = (0..20)
+            .map(|_| {
+                let gauge = Gauge::quic(WINDOW);
+                gauge.waits(1 << 20);
+                Arc::new(gauge)
+            })
+            .collect();
+        let most = 900 * u64::from(WINDOW);
+        let all: Vec<_> = hogs.iter().chain(&paused).cloned().collect();
+        let mut entered = entered(&all);
+        drop(entered.measured());
+        let moving = hogs.iter().step_by(50);
+        moving.for_each(|gauge| gauge.read(1 << 20, 0));
+        entered.relieve(most, &Count::default());
+        assert_eq!(ended(&paused), 0);
+        assert!(ended(&hogs) > 100);
     }
 
     #[test]

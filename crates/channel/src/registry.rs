@@ -160,7 +160,10 @@ impl Channels {
         if let Ok(channel) = &made {
             (self.0.dialled)(channel.clone());
             if !channel.is_open() {
-                made = Err(ended(whom, "there is no room for it").because(Reason::Limit));
+                made = Err(
+                    ended(whom, "it ends at once, as where there is no room for it")
+                        .because(Reason::Limit),
+                );
             }
         }
         let dialled = made.as_ref().ok().cloned();
@@ -193,8 +196,8 @@ impl Channels {
             return;
         };
         if let Ok(channel) = self.0.dialer.dial(whom, how, terms).await {
-            self.0.table.lock().beside(asked, channel.clone());
-            (self.0.dialled)(channel);
+            (self.0.dialled)(channel.clone());
+            self.0.table.lock().beside(asked, channel);
         }
     }
 

@@ -308,7 +308,9 @@ impl<C: TableChannel> Table<C> {
     ) {
         let asked = self.end_dial(identity, plan.number);
         let how = asked.as_ref().map(|dial| dial.how);
-        if let Err(error) = &made {
+        // That there is no room here says nothing of the relay.
+        let failed = made.as_ref().err();
+        if let Some(error) = failed.filter(|error| error.reason() != Some(Reason::Limit)) {
             let memory = Memory {
                 kept: self.bounds.failed,
                 most: self.bounds.channels,

@@ -178,7 +178,7 @@ async fn serve(listener: &TcpListener, server: &Arc<Server>) {
     let places = Places::new(limits.connections, limits.per_client);
     // A handshake costs more than a request, and is asked for by nothing else: who asks too much is still told so on half of his connections.
     let mut handshakes = Rates::new(Rate {
-        all: limits.requests,
+        all: u64::MAX,
         each: limits.requests_per_client.saturating_mul(2),
     });
     loop {
@@ -187,8 +187,8 @@ async fn serve(listener: &TcpListener, server: &Arc<Server>) {
             continue;
         };
         let from = client(address.ip());
-        // By address alone: connections cost who opens them nothing, and should use up nothing that others need.
-        if !handshakes.take(from, 1, true) {
+        // By network alone: connections cost who opens them nothing, and should use up nothing that others need.
+        if !handshakes.take(site(from), 1, true) {
             continue;
         }
         let place = places.enter(Client {
@@ -196,6 +196,14 @@ async fn serve(listener: &TcpListener, server: &Arc<Server>) {
             is_authority: false,
         });
         tokio::spawn(converse(stream, Arc::clone(server), from, place));
+    }
+}
+
+/// Of IPv6 the /48, which one site may have whole.
+fn site(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V6(ip) => IpAddr::V6((ip.to_bits() & u128::MAX << 80).into()),
+        v4 @ IpAddr::V4(_) => v4,
     }
 }
 

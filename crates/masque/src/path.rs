@@ -2,7 +2,7 @@
 //! Made by the binary from `path = [...]`; or chosen, and chosen again when it fails, from `hops = n`: a failed relay is avoided while there
 //! are others, and flows that run on the old path stay there.
 
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use hoplite_http::h3::Share;
 use hoplite_link::Pad;
@@ -11,6 +11,7 @@ use hoplite_overlay::{
 };
 use hoplite_wire::{Host, Target, connect_ip::Scope, special};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use tracing::warn;
 
 use crate::{Config, Hop, Mode, Relay, spare::Spares, told::Told};
@@ -20,6 +21,8 @@ pub const MAX_HOPS: usize = 4;
 
 /// So many relays that failed one after another behind the same one are a sign that it is that one which fails, or lets through whom it likes.
 const MOST_BEHIND: usize = 5;
+/// Those that failed within this time: relays that end one by one over weeks are nobody else's fault.
+const BEHIND_FOR: Duration = Duration::from_secs(600);
 
 /// A chain of hops. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -230,11 +233,11 @@ struct State {
     path: Path,
 }
 
-/// Which relays failed behind one, while no path stood.
+/// Which relays failed behind one of late, and when.
 #[derive(Debug, Default)]
 struct Behind {
     before: Option<usize>,
-    failed: Vec<usize>,
+    failed: Vec<(usize, Instant)>,
 }
 
 impl Behind {
@@ -244,9 +247,9 @@ impl Behind {
             self.failed.clear();
             self.before = Some(before);
         }
-        if !self.failed.contains(&relay) {
-            self.failed.push(relay);
-        }
+        self.failed
+            .retain(|(other, at)| *other != relay && at.elapsed() < BEHIND_FOR);
+        self.failed.push((relay, Instant::now()));
         self.failed.len() >= MOST_BEHIND
     }
 }
@@ -358,7 +361,8 @@ impl Paths {
         if blamed.is_some() {
             warn!("{MOST_BEHIND} relays failed behind the same one: that one is avoided");
             let behind = std::mem::take(&mut state.behind);
-            state.failed.retain(|i| !behind.failed.contains(i));
+            let were_behind = |i| behind.failed.iter().any(|(failed, _)| *failed == i);
+            state.failed.retain(|i| !were_behind(*i));
         }
         let relay = blamed.unwrap_or(relay);
         state.failed.retain(|&i| i != relay);
@@ -383,18 +387,6 @@ impl Paths {
                 } else {
                     open(next).await
                 }
-            }
-            Ok(opened) => {
-                let mut state = self.state.lock();
-                if state.path.is_same(&path) {
-                    // Those that stand are no more among those that failed.
-                    let State {
-                        behind, indices, ..
-                    } = &mut *state;
-                    behind.failed.retain(|i| !indices.contains(i));
-                }
-                drop(state);
-                Ok(opened)
             }
             answer => answer,
         }

@@ -18,7 +18,10 @@ use futures_util::{
 use hoplite_link::{Dialer, Link};
 use hoplite_overlay::{Error, ErrorKind, Isolation, Reason, Terms};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 use tracing::debug;
 
 use crate::{
@@ -56,6 +59,8 @@ pub(crate) struct Pool {
     refused: Mutex<Option<Instant>>,
     /// Connections that were of no use, since one was.
     useless: Mutex<Useless>,
+    /// Whoever waits hears that there is another network.
+    changed: Notify,
     /// How often QUIC was left because it lost much.
     left: AtomicU32,
     me: Weak<Self>,
@@ -100,6 +105,7 @@ impl Pool {
             told,
             refused: Mutex::default(),
             useless: Mutex::default(),
+            changed: Notify::new(),
             left: AtomicU32::new(0),
             me: me.clone(),
             slots: Mutex::default(),
@@ -150,7 +156,8 @@ impl Pool {
             return;
         }
         let mut useless = self.useless.lock();
-        if useless.at.is_some_and(|at| connection.began <= at) {
+        let is_of_one_trouble = useless.at.is_some_and(|at| connection.began <= at);
+        if is_of_one_trouble && !connection.is_closed_by_relay() {
             return;
         }
         useless.at = Some(Instant::now());
@@ -182,9 +189,15 @@ impl Pool {
 
     /// Waits while none is dialled.
     async fn pause(&self) {
-        let until = self.useless.lock().until;
-        if let Some(until) = until {
-            tokio::time::sleep_until(until).await;
+        loop {
+            let changed = self.changed.notified();
+            let Some(until) = self.useless.lock().until else {
+                return;
+            };
+            tokio::select! {
+                () = tokio::time::sleep_until(until) => return,
+                () = changed => {}
+            }
         }
     }
 
@@ -227,6 +240,7 @@ impl Pool {
         // Another one may not lose what this did.
         self.left.store(0, Relaxed);
         *self.useless.lock() = Useless::default();
+        self.changed.notify_waiters();
         let slots = self.slots();
         let connections = slots
             .by_token

@@ -269,13 +269,22 @@ impl<T: AsyncRead + Unpin> AsyncRead for CountReads<T> {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let mut part = ReadBuf::new(buf.initialize_unfilled_to(left.min(buf.remaining())));
-        let read = Pin::new(&mut self.io).poll_read(cx, &mut part);
-        let count = part.filled().len();
-        buf.advance(count);
+        let before = buf.filled().len();
+        let read = if left >= buf.remaining() {
+            Pin::new(&mut self.io).poll_read(cx, buf)
+        } else {
+            let mut part = ReadBuf::new(buf.initialize_unfilled_to(left));
+            let read = Pin::new(&mut self.io).poll_read(cx, &mut part);
+            let count = part.filled().len();
+            buf.advance(count);
+            read
+        };
         if read.is_ready() {
             self.count.0.fetch_add(1, Ordering::Relaxed);
-            self.read += count;
+            self.read = self
+                .read
+                .saturating_add(buf.filled().len() - before)
+                .min(self.turn);
         } else {
             self.read = 0;
         }

@@ -265,7 +265,7 @@ impl Job {
             let places = places.map_err(|_| Failure::Limited(Limit::UdpTunnels))?;
             let config = &shared.bound_udp;
             let memory = crate::bound::memory(config.contexts, config.targets);
-            let memory = MemoryReservation::take(&self.account, memory);
+            let memory = MemoryReservation::of_request(&self.account, memory);
             let memory = memory.ok_or(Failure::Limited(Limit::Memory))?;
             let opened = shared.egress.bind(&sources).await;
             opened.map(|opened| (opened, places, memory))
