@@ -176,7 +176,7 @@ fn identity_of(config: &Config) -> Result<hoplite_crypto::Identity, Failure> {
 async fn serve(listener: &TcpListener, server: &Arc<Server>) {
     let limits = &server.limits;
     let places = Places::new(limits.connections, limits.per_client);
-    // A handshake costs more than a request, and is asked for by nothing else: who asks too much is still told so on half of his connections.
+    // A handshake costs more than a request. Who asks too much is still told so on half of his connections.
     let mut handshakes = Rates::new(Rate {
         all: u64::MAX,
         each: limits.requests_per_client.saturating_mul(2),

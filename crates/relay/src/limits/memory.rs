@@ -64,7 +64,7 @@ const SLOW: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_secs(2);
 /// For so long a connection is waited for that is to have less, and moves too little for that.
 const STUBBORN: Duration = Duration::from_secs(30);
-/// One in this many bytes is kept for connections that begin, and half of that for the first ones of clients.
+/// One in this many bytes is kept for connections that begin and their requests, and half of that for the first ones of clients, with a few requests.
 const SPARE: u64 = 16;
 /// A client may begin a connection while it has no more than this many times what is free.
 const MANY: u64 = 4;
