@@ -7,8 +7,8 @@
 //!
 //! What whoever holds a circuit keeps for it counts as well ([`CircuitBacklog`]): at an exit, bytes that wait for targets.
 //! Cells in our queues are counted, and over QUIC what has come of a circuit's stream and was not read. What QUIC keeps for the peer cannot be asked
-//! for: a stream that takes nothing more is counted with its whole window, or all that was ever written to it, and one that takes more not at all, up to the
-//! connection's send window. On the way of a cell nothing is shared: a circuit keeps a gauge of its own.
+//! for: a stream that takes nothing more is counted with its whole window, or all that was ever written to it, or all that may wait for acknowledgement on its
+//! connection, whichever is least, and one that takes more not at all. On the way of a cell nothing is shared: a circuit keeps a gauge of its own.
 
 use std::{
     cmp::Reverse,
@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use hoplite_quic::Received;
+use hoplite_quic::{Received, SendWindow};
 use hoplite_wire::cell;
 use parking_lot::Mutex;
 
@@ -72,6 +72,8 @@ pub(super) struct Gauge {
     moved: [AtomicU64; 2],
     /// QUIC: bytes that the peer is not sent yet.
     waits: AtomicUsize,
+    /// QUIC: what may wait for acknowledgement, in all circuits of the channel.
+    send_window: SendWindow,
     /// TLS: our queues, to the peer and from it; the first ends the circuit.
     queues: Option<[Watch; 2]>,
     kept: Arc<CircuitBacklog>,
@@ -86,13 +88,14 @@ pub(super) struct Gauge {
 
 impl Gauge {
     /// Over QUIC.
-    pub(super) fn quic(window: u32) -> Self {
+    pub(super) fn quic(window: u32, send_window: SendWindow) -> Self {
         Self {
             window: window.into(),
             received: OnceLock::new(),
             pending: AtomicUsize::new(0),
             moved: [AtomicU64::new(0), AtomicU64::new(0)],
             waits: AtomicUsize::new(0),
+            send_window,
             queues: None,
             kept: Arc::default(),
             origin: OnceLock::new(),
@@ -106,7 +109,7 @@ impl Gauge {
     pub(super) fn tls(outbox: Watch, inbox: Watch) -> Self {
         Self {
             queues: Some([outbox, inbox]),
-            ..Self::quic(0)
+            ..Self::quic(0, SendWindow::unbounded())
         }
     }
 
@@ -233,7 +236,11 @@ impl Gauge {
     fn unsent(&self) -> u64 {
         match self.waits.load(Relaxed) as u64 {
             0 => 0,
-            waits => waits.saturating_add(self.window.min(self.moved[1].load(Relaxed))),
+            waits => {
+                let written = self.moved[1].load(Relaxed);
+                let sent = self.window.min(written).min(self.send_window.bytes());
+                waits.saturating_add(sent)
+            }
         }
     }
 }
@@ -380,7 +387,7 @@ mod tests {
 
     /// Its peer takes nothing more of a window.
     fn stalled() -> Arc<Gauge> {
-        let gauge = Gauge::quic(WINDOW);
+        let gauge = Gauge::quic(WINDOW, SendWindow::unbounded());
         gauge.waits(1);
         gauge.wrote(u64::from(WINDOW) - 1);
         Arc::new(gauge)
@@ -398,6 +405,18 @@ mod tests {
 
     fn ended(gauges: &[Arc<Gauge>]) -> usize {
         gauges.iter().filter(|gauge| gauge.is_over()).count()
+    }
+
+    #[test]
+    fn a_stream_that_takes_nothing_more_counts_with_no_more_than_waits_on_its_connection() {
+        let connection = SendWindow::unbounded();
+        let gauge = Gauge::quic(WINDOW, connection.clone());
+        gauge.wrote(u64::from(WINDOW) * 2);
+        assert_eq!(gauge.measure().0, 0);
+        gauge.waits(1000);
+        assert_eq!(gauge.measure().0, 1000 + u64::from(WINDOW));
+        connection.set(32 << 10);
+        assert_eq!(gauge.measure().0, 1000 + (32 << 10));
     }
 
     #[test]
@@ -451,7 +470,7 @@ mod tests {
         }
         let small: Vec<_> = (0..100)
             .map(|who| {
-                let gauge = Gauge::quic(WINDOW);
+                let gauge = Gauge::quic(WINDOW, SendWindow::unbounded());
                 gauge.waits(10_000);
                 if who % 2 == 0 {
                     gauge.is_of_guest(1000 + who);
@@ -474,7 +493,7 @@ mod tests {
         }
         let paused: Vec<_> = (0..20)
             .map(|_| {
-                let gauge = Gauge::quic(WINDOW);
+                let gauge = Gauge::quic(WINDOW, SendWindow::unbounded());
                 gauge.waits(1 << 20);
                 Arc::new(gauge)
             })
@@ -492,7 +511,7 @@ mod tests {
 
     #[test]
     fn a_stream_that_takes_nothing_counts_with_no_more_than_was_written_to_it() {
-        let gauge = Gauge::quic(WINDOW);
+        let gauge = Gauge::quic(WINDOW, SendWindow::unbounded());
         gauge.wrote(5140);
         assert_eq!(gauge.measure(), (0, 5140));
         gauge.waits(514);

@@ -17,8 +17,8 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use hoplite_link::QuicLink;
 use hoplite_quic::{
-    Connection, ReadError, RecvStream, SendStream, SharedBudget, VarInt, WhenBlocked, WindowBounds,
-    WindowBudget,
+    Connection, ReadError, RecvStream, SendStream, SendWindow, SharedBudget, VarInt, WhenBlocked,
+    WindowBounds, WindowBudget,
     liveness::{Pulse, Vigil},
 };
 use hoplite_wire::cell::{self, Cell, CircuitId, Command, Reader};
@@ -72,6 +72,7 @@ struct Shared {
     pulse: Option<Arc<Pulse>>,
     readers: Readers,
     known: bool,
+    send_window: SendWindow,
     /// Told while the peer may send nothing more because of what nobody reads.
     is_blocked: Arc<Notify>,
 }
@@ -111,6 +112,7 @@ pub(super) fn start(
     allow_streams(&io.connection, config, io.known);
     let hold = Hold::new(ending.clone(), io.link);
     let shared = Arc::new(Shared {
+        send_window: io.connection.send_window(),
         connection: io.connection,
         ids: Arc::new(Mutex::new(ids)),
         counts: Arc::clone(counts),
@@ -252,7 +254,7 @@ impl Shared {
     }
 
     fn berth(&self, id: CircuitId, hold: Hold) -> Berth {
-        let gauge = Arc::new(Gauge::quic(self.config.window));
+        let gauge = Arc::new(Gauge::quic(self.config.window, self.send_window.clone()));
         self.counts.enter(&gauge, &self.config);
         let keeper = Keeper::Quic(Arc::clone(&self.ids));
         Berth {

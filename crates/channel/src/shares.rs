@@ -241,12 +241,14 @@ impl fmt::Debug for Origin {
 
 #[cfg(test)]
 mod tests {
+    use hoplite_quic::SendWindow;
+
     use std::time::Duration;
 
     use super::*;
 
     fn circuit(who: u64) -> (Origin, Arc<Gauge>) {
-        let gauge = Arc::new(Gauge::quic(0));
+        let gauge = Arc::new(Gauge::quic(0, SendWindow::unbounded()));
         let circuit = Handle::new(&gauge);
         let is_relay = false;
         let origin = Origin {

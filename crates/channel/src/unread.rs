@@ -166,7 +166,7 @@ impl Readers {
             let circuits = &mut holding.circuits;
             circuits.sort_by_key(|one| (one.stands_still(), Reverse(one.since)));
         }
-        let may_wait = self.may_stay(whole).saturating_mul(self.each);
+        let may_wait = whole / LEFT_DIVISOR;
         let mut ended = 0;
         while all > may_wait {
             let most = by_whom.values_mut().max_by_key(|holding| holding.rank());
@@ -207,7 +207,7 @@ impl Readers {
 
 #[cfg(test)]
 mod tests {
-    use hoplite_quic::{Dir, Side};
+    use hoplite_quic::{Dir, SendWindow, Side};
 
     use super::*;
     use crate::{Handle, Origin};
@@ -219,7 +219,8 @@ mod tests {
     /// Circuits of a channel, each asked for by one of these, who is a relay from 100 on: their ends here, and those that face who asked.
     fn circuits(readers: &Readers, whose: &[u64]) -> Vec<(Arc<Gauge>, Arc<Gauge>)> {
         let circuit = |(n, who): (u64, &u64)| {
-            let [here, back] = [0, 0].map(|window| Arc::new(Gauge::quic(window)));
+            let [here, back] =
+                [0, 0].map(|window| Arc::new(Gauge::quic(window, SendWindow::unbounded())));
             let origin = Origin {
                 who: *who,
                 is_relay: *who >= 100,
@@ -312,6 +313,17 @@ mod tests {
         assert_eq!((ended(read).len(), ended(stuck).len()), (0, 30));
         let again = readers.end(&unread, &marks, 8 * 1000, now);
         assert_eq!(again, 20, "they are too much as well");
+    }
+
+    #[test]
+    fn an_eighth_may_wait_also_where_the_window_is_not_that_of_eight_circuits() {
+        let readers = Readers::new(100);
+        let circuits = circuits(&readers, &[1, 2, 3]);
+        let unread: Vec<_> = (0..3).map(stream).collect();
+        let marks = readers.marks();
+        let waits = |gauge: &Gauge| if gauge.asked_by() == Some(1) { 100 } else { 10 };
+        let count = readers.end_of(&unread, &marks, (200, waits), Instant::now());
+        assert_eq!((count, ended(&circuits)), (1, vec![0]));
     }
 
     #[test]

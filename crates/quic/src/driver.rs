@@ -44,7 +44,7 @@ use self::{
     endpoint::Shared,
 };
 pub use self::{
-    connection::{Connecting, Connection, SendDatagramError},
+    connection::{Connecting, Connection, SendDatagramError, SendWindow},
     endpoint::{Endpoint, Incoming, RetryError},
     socket::{AsyncUdpSocket, UdpSocket},
     streams::{

@@ -35,8 +35,8 @@ pub use self::connection_controller::ConnectionController;
 use self::crypto_wrapper::{Client, Server};
 pub use self::driver::{
     AsyncUdpSocket, Connecting, Connection, Endpoint, Incoming, Lately, ReadError, ReadExactError,
-    ReadToEndError, Received, RecvStream, RetryError, SendDatagramError, SendStream, SharedBudget,
-    StoppedError, UdpSocket, WhenBlocked, WindowBounds, WindowBudget, WriteError,
+    ReadToEndError, Received, RecvStream, RetryError, SendDatagramError, SendStream, SendWindow,
+    SharedBudget, StoppedError, UdpSocket, WhenBlocked, WindowBounds, WindowBudget, WriteError,
 };
 #[cfg(feature = "without-cipher")]
 pub use self::left_out::{is_cipher_left_out, leave_out_cipher};

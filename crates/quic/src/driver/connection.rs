@@ -10,7 +10,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
@@ -77,11 +77,35 @@ pub(super) struct State {
     windows: Option<Box<Windows>>,
     /// What the peer may send ahead of who reads, where somebody has said so.
     window: Option<u64>,
+    send_window: SendWindow,
     untold: Untold,
     /// What the stack holds of its streams, where that is bounded.
     pub(super) held: Option<Arc<Held>>,
     /// What had come was thrown away when the connection was closed here.
     pub(super) is_freed: bool,
+}
+
+/// How many bytes may wait for the peer's acknowledgement, on all streams of a connection. Clones are the same, and outlive it.
+#[derive(Clone, Debug)]
+pub struct SendWindow(Arc<AtomicU64>);
+
+impl SendWindow {
+    /// As many as there are.
+    #[must_use]
+    pub fn unbounded() -> Self {
+        Self(Arc::new(AtomicU64::new(u64::MAX)))
+    }
+
+    /// From now on so many.
+    pub fn set(&self, bytes: u64) {
+        self.0.store(bytes, Ordering::Relaxed);
+    }
+
+    /// So many now.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// What the peer may send more than it was told. By itself the stack tells of no less than an eighth of the window: too much where streams that nobody
@@ -296,6 +320,11 @@ impl State {
         true
     }
 
+    fn set_send_window(&mut self, bytes: u64) {
+        self.send_window.set(bytes);
+        self.stack.set_send_window(bytes);
+    }
+
     fn set_receive_window(&mut self, bytes: u64) {
         if let Some(held) = &self.held {
             held.set_window(bytes);
@@ -327,7 +356,7 @@ impl State {
         };
         let window = windows.full(self.stack.congestion_state().window());
         if let Some(window) = window {
-            self.stack.set_send_window(window);
+            self.set_send_window(window);
         }
         window.is_some()
     }
@@ -390,6 +419,7 @@ impl Inner {
                 stopped: BTreeMap::new(),
                 windows: None,
                 window: None,
+                send_window: SendWindow::unbounded(),
                 untold: Untold::default(),
                 held,
                 is_freed: false,
@@ -699,7 +729,15 @@ impl Connection {
 
     /// How many bytes may wait for the peer's acknowledgement.
     pub fn set_send_window(&self, bytes: u64) {
-        self.change(|stack| stack.set_send_window(bytes));
+        let mut state = self.inner().state();
+        state.set_send_window(bytes);
+        self.inner().wake(&mut state);
+    }
+
+    /// The same to ask at any time; not known before it was set here.
+    #[must_use]
+    pub fn send_window(&self) -> SendWindow {
+        self.inner().state().send_window.clone()
     }
 
     /// How many bytes the peer may send ahead of who reads, on all streams.
