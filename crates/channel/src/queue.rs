@@ -473,6 +473,11 @@ impl Sender {
         self.place.gauge.backlog()
     }
 
+    /// Whether the peer says of each circuit how much it takes (QUIC).
+    pub const fn has_backpressure(&self) -> bool {
+        matches!(self.sink, Sink::Stream(_))
+    }
+
     /// How many cells wait.
     pub fn buffered(&self) -> usize {
         match &self.sink {

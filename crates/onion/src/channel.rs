@@ -138,6 +138,10 @@ pub trait Sender: Send {
         Arc::default()
     }
 
+    /// Whether the peer says of each circuit how much it takes, so that one that it does not pass on waits here and holds back no other, as over QUIC; or
+    /// takes all that comes, as over TLS.
+    fn has_backpressure(&self) -> bool;
+
     /// Whose circuit it is, where that is known: it counts when the circuit is to go on. By default nobody's.
     fn origin(&self) -> Option<Origin> {
         None
@@ -302,6 +306,10 @@ impl Sender for hoplite_channel::Sender {
 
     fn backlog(&self) -> Arc<CircuitBacklog> {
         Arc::clone(Self::backlog(self))
+    }
+
+    fn has_backpressure(&self) -> bool {
+        Self::has_backpressure(self)
     }
 
     fn destroy(self: Box<Self>, reason: DestroyReason) {

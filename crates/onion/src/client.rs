@@ -122,7 +122,7 @@ impl Default for Config {
             isolated: 48,
             streams: limits.streams,
             share: limits.share,
-            window: 2 << 20,
+            window: 8 << 20,
             padding: PaddingMode::Auto,
             rival: None,
             client_keys: None,

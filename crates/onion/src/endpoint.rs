@@ -321,6 +321,11 @@ impl Endpoint {
         self.legs.set_format(Format::V0);
     }
 
+    /// The channel of a leg holds each circuit back by itself; before the first stream.
+    pub(crate) fn set_backpressure(&mut self, leg: LegId) {
+        self.legs.set_backpressure(leg);
+    }
+
     /// Who is woken when there is something to send on a leg, or to do.
     pub(crate) fn set_driver(&mut self, leg: LegId, waker: &Waker) {
         self.legs.set_driver(leg, waker);

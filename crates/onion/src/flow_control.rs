@@ -102,6 +102,13 @@ impl Outgoing {
         }
     }
 
+    /// The channel, and those behind it, hold each circuit back by itself ([`Vegas::set_backpressure`]); before anything was sent.
+    pub fn set_backpressure(&mut self) {
+        if let Window::Vegas(vegas) = &mut self.window {
+            vegas.set_backpressure();
+        }
+    }
+
     fn over(window: Window) -> Self {
         Self {
             window,

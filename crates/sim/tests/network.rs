@@ -145,6 +145,26 @@ fn what_is_lost_is_sent_again_and_delays_who_waits_for_it() {
     }
 }
 
+/// Over QUIC slow start is not limited, as each relay holds the one before it back.
+#[test]
+fn much_comes_sooner_over_quic_where_nothing_is_lost() {
+    let [quic, tls] = BOTH.map(|channel| {
+        of_three(&Settings {
+            relays: 3,
+            clients: 1,
+            targets: 1,
+            traffic: Traffic {
+                bulk: 1.0,
+                bulk_bytes: 10_000_000,
+                ..small(channel).traffic
+            },
+            ..small(channel)
+        })
+        .0
+    });
+    assert!(quic < tls * 17 / 20, "{quic:?} {tls:?}");
+}
+
 #[test]
 fn settings_that_make_no_network_are_refused() {
     let hops = Settings {

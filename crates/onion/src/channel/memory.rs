@@ -181,6 +181,10 @@ impl Sender for Out {
         Poll::Pending
     }
 
+    fn has_backpressure(&self) -> bool {
+        false
+    }
+
     fn send(&mut self, mut cell: Cell) {
         cell.circuit = self.0;
         let at = Instant::now() + self.1.latency;

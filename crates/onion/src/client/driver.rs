@@ -231,6 +231,11 @@ async fn build_telling(
             (kept, ended)
         }
     };
+    // Relays of others keep all that comes, and a relay that is known by its keys alone may be one.
+    let ours = path.iter().all(|relay| relay.half_close);
+    if ours && circuit.sender.has_backpressure() {
+        kept.0.lock().set_backpressure(leg);
+    }
     let (tell, built) = oneshot::channel();
     let (machine, id) = (machine.leg(leg), events.id());
     let driver = Driver {

@@ -54,6 +54,8 @@ struct Leg {
     driver: Option<Waker>,
     /// Where its channel counts what waits out of order.
     early: Sum,
+    /// Its channel holds each circuit back by itself.
+    backpressure: bool,
 }
 
 /// A message that came before others that go before it.
@@ -89,6 +91,7 @@ impl Leg {
             ready: true,
             driver: None,
             early: Sum::received(kept),
+            backpressure: false,
         }
     }
 
@@ -165,7 +168,18 @@ impl Legs {
     pub(super) fn set_flow(&mut self, id: LegId, control: Control, to: flow_control::Outgoing) {
         if let Some(leg) = self.leg(id) {
             leg.outgoing = to;
+            if leg.backpressure {
+                leg.outgoing.set_backpressure();
+            }
             leg.incoming = flow_control::Incoming::new(control);
+        }
+    }
+
+    /// A leg's channel holds each circuit back by itself; before anything was sent on it.
+    pub(super) fn set_backpressure(&mut self, id: LegId) {
+        if let Some(leg) = self.leg(id) {
+            leg.backpressure = true;
+            leg.outgoing.set_backpressure();
         }
     }
 

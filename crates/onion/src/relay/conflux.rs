@@ -48,6 +48,8 @@ pub(super) struct Joining<'a> {
     pub(super) random: Randomness,
     /// Where its channel counts what waits.
     pub(super) backlog: &'a Arc<CircuitBacklog>,
+    /// Its channel holds each circuit back by itself.
+    pub(super) backpressure: bool,
     pub(super) now: Instant,
 }
 
@@ -80,6 +82,9 @@ impl Sets {
             leg,
         };
         let mut endpoint = membership.shared.lock();
+        if joining.backpressure {
+            endpoint.set_backpressure(leg);
+        }
         let agreed = endpoint.set(leg, joining.control, joining.format);
         let answered = agreed.and_then(|()| endpoint.answer_link(leg, link, joining.now));
         if answered == Err(crate::conflux::Violation::Lost.into()) {

@@ -485,7 +485,11 @@ impl Driver {
             let (limits, random) = (self.relay.config.limits, self.relay.config.random.0);
             let endpoint = Endpoint::new(Role::Relay, self.control, limits, random);
             let endpoint = endpoint.with_format(self.circuit.format());
-            Shared::new(endpoint.counted(&self.back.sender.backlog()))
+            let mut endpoint = endpoint.counted(&self.back.sender.backlog());
+            if self.back.sender.has_backpressure() {
+                endpoint.set_backpressure(LegId::FIRST);
+            }
+            Shared::new(endpoint)
         });
         let mut endpoint = shared.lock();
         endpoint.set_driver(at.leg, cx.waker());
@@ -528,6 +532,7 @@ impl Driver {
             limits: self.relay.config.limits,
             random: self.relay.config.random,
             backlog: &self.back.sender.backlog(),
+            backpressure: self.back.sender.has_backpressure(),
             now: self.now,
         };
         let joined = self.relay.conflux.join(&link, &joining);

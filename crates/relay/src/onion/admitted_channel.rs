@@ -307,6 +307,10 @@ impl Sender for Outward {
         Arc::clone(self.sender.backlog())
     }
 
+    fn has_backpressure(&self) -> bool {
+        self.sender.has_backpressure()
+    }
+
     fn origin(&self) -> Option<Origin> {
         Some(self.origin.clone())
     }

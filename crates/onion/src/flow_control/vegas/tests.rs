@@ -1,5 +1,7 @@
 //! Traces made by hand with the formulas of proposal 324 §3.3, and those that C tor tests itself with.
 
+use std::collections::VecDeque;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -240,12 +242,209 @@ fn slow_start_ends_at_its_most() {
     assert_eq!((vegas.window(), vegas.slow_start), (5000, false));
 }
 
+/// A path that passes one cell after the other, and queues what comes too fast.
+struct Path {
+    vegas: Vegas,
+    round_trip: Duration,
+    each: Duration,
+    now: Duration,
+    busy_until: Duration,
+    /// For each SENDME that is to come: when it does, and when its cell left.
+    awaited: VecDeque<(Duration, Duration)>,
+    sent: u32,
+}
+
+impl Path {
+    fn new(vegas: Vegas, round_trip: Duration, cells_per_second: u32) -> Self {
+        Self {
+            vegas,
+            round_trip,
+            each: Duration::from_secs(1) / cells_per_second,
+            now: Duration::ZERO,
+            busy_until: Duration::ZERO,
+            awaited: VecDeque::new(),
+            sent: 0,
+        }
+    }
+
+    /// Sends all that the window allows, until then.
+    fn run(&mut self, until: Duration) {
+        while self.now < until {
+            while self.vegas.may_send() {
+                self.vegas.sent();
+                self.sent += 1;
+                self.busy_until = self.busy_until.max(self.now) + self.each;
+                if self.sent.is_multiple_of(31) {
+                    let comes = self.busy_until + self.round_trip;
+                    self.awaited.push_back((comes, self.now));
+                }
+            }
+            let (comes, left) = self.awaited.pop_front().expect("under way");
+            self.now = comes;
+            self.vegas.acknowledged(comes - left, false);
+        }
+    }
+}
+
+fn with_backpressure() -> Vegas {
+    let mut vegas = Vegas::new(Parameters::default());
+    vegas.set_backpressure();
+    vegas
+}
+
+#[test]
+fn with_backpressure_a_long_fat_path_is_filled_and_little_queues() {
+    // 160 Mbit/s, 200 ms.
+    const HOLDS: u32 = 8000;
+    let mut path = Path::new(with_backpressure(), ms(200), 40_000);
+    while path.vegas.slow_start {
+        let next = path.now + ms(1);
+        path.run(next);
+    }
+    assert!(path.now < ms(2500), "{:?}", path.now);
+    let window = path.vegas.window();
+    assert!((HOLDS..=HOLDS + HOLDS / 2).contains(&window), "{window}");
+    for second in 4..60 {
+        path.run(Duration::from_secs(second));
+        let window = path.vegas.window();
+        assert!((HOLDS..HOLDS + HOLDS / 8).contains(&window), "{window}");
+    }
+    // By C tor's rules it takes longer.
+    let mut path = Path::new(Vegas::new(Parameters::default()), ms(200), 40_000);
+    path.run(Duration::from_secs(10));
+    assert!(path.vegas.window() < 7000, "{}", path.vegas.window());
+}
+
+#[test]
+fn with_backpressure_a_short_or_slow_path_has_c_tors_queue() {
+    for (round_trip, cells_per_second) in [(20, 2_700), (100, 24_000), (200, 2_000)] {
+        let holds = u32::try_from(round_trip).expect("short") * cells_per_second / 1000;
+        for vegas in [with_backpressure(), Vegas::new(Parameters::default())] {
+            let mut path = Path::new(vegas, ms(round_trip), cells_per_second);
+            for second in 20..40 {
+                path.run(Duration::from_secs(second));
+                let queued = path.vegas.window().saturating_sub(holds);
+                assert!((60..=310).contains(&queued), "{queued} of {holds}");
+            }
+        }
+    }
+}
+
+#[test]
+fn with_backpressure_the_window_falls_once_for_what_queued_before() {
+    let mut vegas = steady(8000, 150, 100);
+    vegas.set_backpressure();
+    vegas.acknowledged(ms(150), false);
+    // BDP = 8000 * 100 / 150 = 5333; queue 2667 > 310 + (333 - 186): 5333 + 457.
+    assert_eq!(vegas.window(), 5790);
+    // 8000 cells had left before, 258 SENDMEs.
+    for _ in 1..258 {
+        assert_eq!(round(&mut vegas, ms(150)), 5790);
+    }
+    for _ in 0..184 {
+        assert_eq!(round(&mut vegas, ms(100)), 5790);
+    }
+    // No queue: 31 and 5790 / 16 - 186 more.
+    assert_eq!(round(&mut vegas, ms(100)), 5790 + 31 + 175);
+}
+
+#[test]
+fn with_backpressure_what_is_late_is_no_queue_as_long_as_something_is_not() {
+    let mut vegas = steady(8000, 100, 100);
+    vegas.set_backpressure();
+    for late in [true, false] {
+        let before = vegas.window();
+        for n in 0..1000 {
+            let rtt = if late && n % 100 > 0 { 200 } else { 100 };
+            assert!(round(&mut vegas, ms(rtt)) >= before);
+        }
+    }
+}
+
+#[test]
+fn with_backpressure_what_is_late_again_and_again_does_not_hold_slow_start_back_for_long() {
+    let mut vegas = with_backpressure();
+    for n in 0..3000 {
+        let rtt = if n % 50 < 10 { 200 } else { 100 };
+        round(&mut vegas, ms(rtt));
+    }
+    assert!(vegas.window() > 5000, "{}", vegas.window());
+}
+
+#[test]
+fn with_backpressure_a_channel_that_blocks_makes_no_window_wider() {
+    let mut vegas = with_backpressure();
+    while vegas.window() < 2000 {
+        round(&mut vegas, ms(100));
+    }
+    let before = vegas.window();
+    vegas.acknowledged(ms(100), true);
+    assert_eq!((vegas.window(), vegas.slow_start), (before, false));
+    // It blocks on: 31 cells less once in a round trip.
+    for _ in 0..200 {
+        while vegas.may_send() {
+            vegas.sent();
+        }
+        vegas.acknowledged(ms(100), true);
+    }
+    assert!(
+        (before - 3 * 31..before).contains(&vegas.window()),
+        "{}",
+        vegas.window()
+    );
+}
+
+#[test]
+fn with_backpressure_slow_start_ends_at_the_largest() {
+    let mut vegas = with_backpressure();
+    for _ in 0..2000 {
+        round(&mut vegas, ms(100));
+    }
+    assert_eq!((vegas.window(), vegas.slow_start), (LARGEST, false));
+    for _ in 0..2000 {
+        round(&mut vegas, ms(200));
+    }
+    assert!(vegas.window() < LARGEST * 3 / 4, "{}", vegas.window());
+}
+
+#[test]
+fn with_backpressure_slow_start_goes_on_if_the_queue_that_ended_it_is_gone() {
+    let mut vegas = with_backpressure();
+    while vegas.window() < 2000 {
+        round(&mut vegas, ms(100));
+    }
+    while vegas.slow_start {
+        round(&mut vegas, ms(200));
+    }
+    let ended_at = vegas.window();
+    let again = (0..1000).find(|_| {
+        round(&mut vegas, ms(100));
+        vegas.slow_start
+    });
+    assert!(again.is_some());
+    let resumed_at = vegas.window();
+    assert!(resumed_at > ended_at + 31, "{resumed_at} {ended_at}");
+    assert_eq!(round(&mut vegas, ms(100)), resumed_at + 31);
+    // What stays ends it.
+    while vegas.slow_start {
+        round(&mut vegas, ms(200));
+    }
+    for _ in 0..1000 {
+        round(&mut vegas, ms(200));
+        assert!(!vegas.slow_start);
+    }
+}
+
 proptest! {
     #[test]
     fn whatever_the_round_trips_the_window_stays_within_bounds(
         rtts in proptest::collection::vec((0u64..10_000_000, any::<bool>(), any::<bool>()), 1..400),
+        backpressure in any::<bool>(),
     ) {
         let mut vegas = Vegas::new(Parameters::default());
+        if backpressure {
+            vegas.set_backpressure();
+        }
         for (micros, blocked, fill) in rtts {
             while fill && vegas.may_send() {
                 vegas.sent();
