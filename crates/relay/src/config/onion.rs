@@ -240,7 +240,7 @@ impl Default for Onion {
             skins_waiting: 2048,
             skins_waiting_per_client: 128,
             queued: 1 << 30,
-            stream_window: 2 << 20,
+            stream_window: 8 << 20,
             connection_window: 256 << 20,
             streams: 512,
             share: Duration::ZERO,

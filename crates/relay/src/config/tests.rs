@@ -166,7 +166,7 @@ fn values_that_cannot_be_served_are_named_by_their_key() {
         (open.to_owned() + "[limits]\nlookups = 0", "limits.lookups"),
         (open.to_owned() + "[limits]\nheader = 10", "limits.header"),
         (
-            open.to_owned() + "[onion]\nenabled = true\nconnection_window = 16777215",
+            open.to_owned() + "[onion]\nenabled = true\nconnection_window = 67108863",
             "onion.connection_window",
         ),
         ("[[auth.token]]\nname = \"x\"".to_owned(), "auth.token"),
