@@ -241,9 +241,9 @@ impl fmt::Debug for Origin {
 
 #[cfg(test)]
 mod tests {
-    use hoplite_quic::SendWindow;
-
     use std::time::Duration;
+
+    use hoplite_quic::SendWindow;
 
     use super::*;
 

@@ -170,7 +170,8 @@ impl Vegas {
         }
     }
 
-    /// The channel, and those behind it, hold each circuit back by itself, so that what is sent too much takes no other's place.
+    /// The channel, and those behind it as far as is known, hold each circuit back by itself, so that what is sent too much takes no other's place. Before
+    /// anything was sent.
     pub fn set_backpressure(&mut self) {
         self.round = Some(Round::new(0));
     }
