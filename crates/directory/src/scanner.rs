@@ -32,7 +32,7 @@ const RESULTS: usize = 32;
 const RELAYS: usize = 16_384;
 /// A relay that could not be measured, or was measured with partners that may have limited it, is tried again after this part of the usual pause.
 const HASTE: u64 = 4;
-/// With so many results it is not tried sooner any more: those that are faster than all others stay as they are.
+/// With so many results it is not tried sooner any more, as those that are faster than all others stay as they are, nor after so many failures in a row.
 const HURRIED: usize = 6;
 /// The share of relays from which a partner is taken, if too few are known to be twice as fast: the fastest eighth.
 const FAST: usize = 8;
@@ -247,7 +247,8 @@ impl Scanner {
             return None;
         }
         let mut due: Vec<_> = self.due(now);
-        // Who knows least of a relay learns most; between equals it is the one that has waited longest.
+        // Who has tried a relay least learns most; between equals it is the one that has waited longest. Results are not what counts: who lets no circuit
+        // come about would be first for ever.
         due.sort_unstable();
         let mut due = due.into_iter().map(|(_, _, relay)| relay).take(TRIED);
         let partners = self.partners();
@@ -258,18 +259,17 @@ impl Scanner {
         Some(measurement)
     }
 
-    /// With how many results they have, and since when.
+    /// With how often they were tried, up to as many results as they must have, and since when they wait.
     fn due(&self, now: u64) -> Vec<(usize, u64, Key)> {
         let busy = self.busy();
         let idle = self.relays.keys().filter(|relay| !busy.contains(relay));
         let waiting = idle.filter_map(|relay| {
-            let known = self.count(relay);
             let pause = self.config.pause / if self.is_urgent(relay) { HASTE } else { 1 };
             let begun = self.begun.get(relay).copied();
             let is_due = |begun: u64| begun.saturating_add(pause.max(1)) <= now;
             begun.is_none_or(is_due).then(|| {
-                let known = known.min(self.config.least);
-                (known, begun.unwrap_or(0), *relay)
+                let tried = self.results.of(relay).take(self.config.least).count();
+                (tried, begun.unwrap_or(0), *relay)
             })
         });
         waiting.collect()
@@ -281,11 +281,13 @@ impl Scanner {
         known.map_or(0, Estimate::count)
     }
 
-    /// The last measurement has failed, or what was found may be its partners' fault.
+    /// The last measurement has failed, not for the sixth time in a row, or what was found may be its partners' fault.
     fn is_urgent(&self, relay: &Key) -> bool {
-        let last = self.results.of(relay).next_back();
-        let has_failed = last.is_some_and(|last| last.rates.is_err());
-        has_failed || self.count(relay) < HURRIED && self.estimates.can_be_settled(relay)
+        let newest = self.results.of(relay).rev();
+        match newest.take_while(|one| one.rates.is_err()).count() {
+            0 => self.count(relay) < HURRIED && self.estimates.can_be_settled(relay),
+            failed => failed < HURRIED,
+        }
     }
 
     /// The relays that are on some circuit.

@@ -302,6 +302,29 @@ fn relays_that_let_no_circuit_come_about_keep_nobody_from_being_measured_whateve
 }
 
 #[test]
+fn relays_that_never_work_leave_all_others_their_turns() {
+    let config = Config {
+        at_once: 1,
+        ..Config::default()
+    };
+    let mut relays: Vec<_> = (0..100).map(|n| honest(1_000_000 + n * 50_000)).collect();
+    // More of them than can be tried in the pause after a failure.
+    relays.extend([1_000_000; 130].map(|carries| Modelled {
+        refuses: 0,
+        ..honest(carries)
+    }));
+    let mut world = World::new(config, &relays, 1);
+    world.step = 20;
+    world.run(BEGIN + DAY);
+    for number in 0..100 {
+        let relay = identity(number);
+        let found = world.scanner.results().of(&relay);
+        let found = found.filter(|one| one.rates.is_ok()).count();
+        assert!(found >= 3, "{number}: {found}");
+    }
+}
+
+#[test]
 fn a_relay_gets_no_more_than_it_says_it_is_willing_to_carry() {
     let mut shaped = [500_000, 1_000_000].map(honest);
     shaped[1].says = 100_000;
