@@ -31,8 +31,10 @@ use crate::{
     told::Told,
 };
 
-/// How often an isolated or a replaced connection is looked at for idleness.
+/// How often at least an isolated or a replaced connection is looked at for idleness.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
+/// And how often at most.
+const SHORTEST_IDLE_CHECK: Duration = Duration::from_millis(100);
 
 /// How long no token is shown to a relay that has refused one.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
@@ -265,13 +267,21 @@ impl Pool {
         slot.attempt = Some(attempt.clone());
         drop(slots);
         // The attempt goes on when the flow that began it is given up: others wait for it, or soon will.
-        tokio::spawn(attempt.clone());
+        let (me, token, running) = (self.me.clone(), token.clone(), attempt.clone());
+        tokio::spawn(async move {
+            // Whoever waits has the failure.
+            running.await.ok();
+            if let Some(pool) = me.upgrade() {
+                pool.slots().tried(&token);
+            }
+        });
         Ok(attempt)
     }
 
-    /// Puts `connection` in the place of what `token` had.
+    /// Puts `connection` in the place of what `token` had, which may have lost its place meanwhile.
     pub(crate) fn keep(&self, token: &Isolation, connection: &Arc<Connection>) {
         let mut slots = self.slots();
+        slots.make_room(token, self.config.isolated);
         let slot = slots
             .by_token
             .entry(token.clone())
@@ -327,6 +337,13 @@ impl Pool {
 }
 
 impl Slots {
+    /// Forgets the attempt of `token` that is over: it has the connection, too, which would not be closed as long as that is so.
+    fn tried(&mut self, token: &Isolation) {
+        if let Some(slot) = self.by_token.get_mut(token) {
+            slot.attempt.take_if(|attempt| attempt.peek().is_some());
+        }
+    }
+
     /// Gives up the connection unused for longest when a new token would exceed the bound; its flows keep theirs.
     fn make_room(&mut self, token: &Isolation, bound: usize) {
         if self.by_token.len() <= bound || self.by_token.contains_key(token) {
@@ -426,10 +443,14 @@ async fn unused(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<Connectio
         // It is never idle, and nobody needs to look, while it is the one that new flows take.
         connection.superseded().await;
     }
+    let mut interval = Duration::ZERO;
     loop {
-        tokio::time::sleep(IDLE_CHECK_INTERVAL).await;
-        match pool.upgrade() {
-            Some(pool) if !pool.is_idle(token, connection) => {}
+        tokio::time::sleep(interval).await;
+        interval = match pool.upgrade() {
+            Some(pool) if !pool.is_idle(token, connection) => {
+                let idle = pool.config.isolated_idle;
+                idle.clamp(SHORTEST_IDLE_CHECK, IDLE_CHECK_INTERVAL)
+            }
             _ => return,
         }
     }

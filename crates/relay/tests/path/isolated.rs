@@ -86,6 +86,25 @@ async fn no_path_stands_ready_unless_wanted() {
     bench.has(1).await;
     let first = bench.open("a").await;
     let second = bench.open("b").await;
+    let again = bench.open("a").await;
     assert_eq!(bench.connections(), 3.0);
-    drop((first, second));
+    drop((first, second, again));
+}
+
+/// Else the relay would see that one goes when another one comes, and that both are somebody's.
+#[tokio::test]
+async fn a_connection_that_a_token_does_not_use_any_more_is_closed_without_another_ones_coming() {
+    let client = Config {
+        spare: false,
+        isolated_idle: Duration::from_millis(200),
+        ..Config::default()
+    };
+    let bench = Bench::new(client).await;
+    bench.has(1).await;
+    let [first, second] = [bench.open("a").await, bench.open("b").await];
+    bench.has(3).await;
+    drop(first);
+    bench.has(2).await;
+    drop(second);
+    bench.has(1).await;
 }
