@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hoplite_crypto::Proof;
-use hoplite_overlay::{Overlay, Stream, Terms};
+use hoplite_overlay::{ErrorKind, Isolation, Overlay, Stream, Terms};
 use hoplite_wire::{
     Target,
     content_coding::{Encoding, inflate},
@@ -20,6 +20,9 @@ use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::{body::Incoming, client::conn::http1, ext::ReasonPhrase};
 use hyper_util::rt::TokioIo;
+
+/// What is asked of directories through relays has connections, or circuits, of its own.
+const ISOLATION: &[u8] = b"directory";
 
 /// Bytes of an answer that says what is wrong.
 const COMPLAINT: usize = 1024;
@@ -219,6 +222,11 @@ impl FetchError {
         matches!(self, Self::Status { status: 304, .. })
     }
 
+    /// Not even the first relay of a path to the authority was reached.
+    pub fn is_of_entry(&self) -> bool {
+        matches!(self, Self::Unreachable(why) if why.kind() == ErrorKind::EntryUnreachable)
+    }
+
     /// The answer is that there is no such thing.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Status { status: 404, .. })
@@ -254,7 +262,12 @@ async fn ask(
     most: usize,
     limit: Duration,
 ) -> Result<Answered, FetchError> {
-    let terms = Terms::default().within(limit);
+    // Beside the flows of programs: whoever keeps a list back does not see whose he would learn.
+    let terms = Terms {
+        isolation: Isolation::new(ISOLATION.into()),
+        ..Terms::default()
+    };
+    let terms = terms.within(limit);
     let all = async {
         let stream = overlay.open_stream(authority, &terms).await;
         exchange(stream.map_err(FetchError::Unreachable)?, request, most).await

@@ -12,7 +12,7 @@ use hoplite_directory::{
     Offered, PathBias, PathChooser, Refused, ServiceCircuit, Store, StoreError, Suspect, Suspicion,
     Vanguard, Vanguards,
     path_selection::{Network, NoPath, OverlayKind, PathConstraints, Position, Random},
-    tor,
+    tor::{self, NoNetwork},
 };
 use hoplite_masque::{self as masque, Choose, Paths};
 use hoplite_onion::path::CircuitUsage;
@@ -435,12 +435,14 @@ async fn renew(
                     Ok(heard.err().iter().map(Refused::to_string).collect())
                 }
                 Ok(None) => Ok(Vec::new()),
-                Err(failures) => Ok(failures),
+                Err(failures) => Ok(failures.iter().map(known::said).collect()),
             };
         }
     };
     let asking = (known.checker(), known.known_list(now()));
     let (answers, failures) = answers(asking, file, overlay).await;
+    let failures = failures.into_iter();
+    let failures = failures.map(|(number, why)| (number, why.to_string()));
     let (numbers, offered): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
     let heard = known.take(offered)?;
     let refusals = numbers.into_iter().zip(heard);
@@ -462,7 +464,7 @@ async fn answers(
     (checker, known): (ListChecker, Option<KnownText>),
     file: &Directory,
     overlay: &dyn Overlay,
-) -> (Vec<Judged>, Vec<(usize, String)>) {
+) -> (Vec<Judged>, Vec<(usize, FetchError)>) {
     let answers = ask_authorities(overlay, &file.authorities, known.as_ref(), file.wait).await;
     let (mut numbers, mut texts, mut failures) = (Vec::new(), Vec::new(), Vec::new());
     for (number, answer) in answers {
@@ -471,7 +473,7 @@ async fn answers(
                 numbers.push(number);
                 texts.push(text);
             }
-            Err(error) => failures.push((number, error.to_string())),
+            Err(error) => failures.push((number, error)),
         }
     }
     let judged = spawn_blocking(move || checker.check(&texts, now())).await;
@@ -870,20 +872,29 @@ impl Listed {
         let mut random = client::random();
         let mut asked = Instant::now();
         let mut in_vain = 0u32;
+        let mut beside_at = None::<u64>;
         loop {
             let due = self.due(&mut random);
+            let due = beside_at.map_or(due, |at| at.min(due));
             let soon = asked + haste(in_vain, &mut random);
             let is_due = tokio::select! {
                 () = wait_until(due) => true,
                 () = self.hurried(soon) => false,
             };
             asked = Instant::now();
-            let mut outcome = self.renew_by(&*through, Ask::Caches).await;
-            if outcome == Outcome::Failed {
+            let is_time = beside_at.take_if(|at| *at <= now()).is_some();
+            let mut outcome = Outcome::Alone;
+            if !is_time {
+                outcome = self.renew_by(&*through, Ask::Caches).await;
+            }
+            if outcome == Outcome::Alone || outcome == Outcome::Failed && !self.is_of_use() {
                 outcome = self.renew_by(&*beside, Ask::Authorities).await;
+            } else if outcome == Outcome::Failed {
+                beside_at.get_or_insert_with(|| self.beside_at(&mut random));
             }
             let is_newer = outcome == Outcome::Newer;
             if is_newer {
+                beside_at = None;
                 found(self);
             }
             if is_newer && self.is_of_use() {
@@ -892,9 +903,17 @@ impl Listed {
                 in_vain = in_vain.saturating_add(1);
             }
             if is_due && !is_newer {
-                sleep(self.pause()).await;
+                let left = beside_at.map(|at| Duration::from_secs(at.saturating_sub(now())));
+                sleep(left.map_or(self.pause(), |left| left.min(self.pause()))).await;
             }
         }
+    }
+
+    /// When the authorities are asked beside the relays, after those gave nothing. Who stands at the end of the path sees what is asked for and can keep it
+    /// back; he would know whose flows he carries, if an authority told him who asks it right then.
+    fn beside_at(&self, random: &mut dyn FnMut(u64) -> u64) -> u64 {
+        let (state, now) = (self.lock(), now());
+        middle(now, state.known.valid_until(now), random)
     }
 
     /// After asking in vain: several times before the list is over.
@@ -946,14 +965,18 @@ impl Listed {
         if ask == Ask::Caches && self.renew_from_caches(overlay, file.wait).await {
             return Outcome::Newer;
         }
-        let (answers, _) = answers(asking, &file, overlay).await;
+        let (answers, failures) = answers(asking, &file, overlay).await;
+        let mut failures = failures.iter().map(|(_, why)| why);
+        if answers.is_empty() && failures.all(FetchError::is_of_entry) {
+            return Outcome::Alone;
+        }
         let (numbers, offered): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
         // What is written to the disk is written beside the traffic, too.
         let listed = self.clone();
         let newer = spawn_blocking(move || listed.take(&numbers, offered)).await;
         match newer {
             Ok(true) => Outcome::Newer,
-            // Other authorities may be heard by another way.
+            // Authorities may be heard by another way.
             Ok(false) | Err(_) => Outcome::Failed,
         }
     }
@@ -991,14 +1014,20 @@ impl Listed {
         taken.await.unwrap_or(false)
     }
 
-    async fn take_tor(&self, renewed: Result<Option<tor::Renewed>, Vec<String>>) -> Outcome {
+    async fn take_tor(&self, renewed: Result<Option<tor::Renewed>, Vec<NoNetwork>>) -> Outcome {
         let renewed = match renewed {
             Ok(Some(renewed)) => renewed,
             Ok(None) => return Outcome::Current,
             Err(failures) => {
-                let told = failures.iter();
+                let told = failures.iter().map(known::said);
                 told.for_each(|why| warn!("renewing Tor's consensus: {why}"));
-                return Outcome::Failed;
+                let is_of_entry = |failure: &NoNetwork| matches!(failure, NoNetwork::Fetch(why) if why.is_of_entry());
+                let is_alone = failures.iter().all(is_of_entry);
+                return if is_alone {
+                    Outcome::Alone
+                } else {
+                    Outcome::Failed
+                };
             }
         };
         let listed = self.clone();
@@ -1198,6 +1227,13 @@ fn haste(in_vain: u32, random: &mut dyn FnMut(u64) -> u64) -> Duration {
     pause.saturating_add(Duration::from_secs(random(pause.as_secs())))
 }
 
+/// A moment in the middle half of a time.
+fn middle(from: u64, until: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
+    let all = until.saturating_sub(from);
+    let drawn = random((all / 2).max(1));
+    from.saturating_add(all / 4).saturating_add(drawn)
+}
+
 /// By the clock that lists go by; a device may have slept.
 async fn wait_until(due: u64) {
     while now() < due {
@@ -1209,6 +1245,19 @@ async fn wait_until(due: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_middle_half_of_a_time_is_drawn_from() {
+        let drawn = |from, until| {
+            let ends = [
+                middle(from, until, &mut |_| 0),
+                middle(from, until, &mut |below| below - 1),
+            ];
+            ends.map(|moment| moment - from)
+        };
+        assert_eq!(drawn(1000, 9000), [2000, 5999]);
+        assert_eq!((drawn(1000, 1000), drawn(1000, 900)), ([0; 2], [0; 2]));
+    }
 
     fn carried(change: impl FnOnce(&mut Store)) {
         let mut store = Store::in_memory().expect("a store");

@@ -178,6 +178,8 @@ pub(super) enum Outcome {
     Current,
     /// Nobody could be asked, or none can be believed: others may know more.
     Failed,
+    /// Not even the first relay was reached, so that nobody behind it had a part in that.
+    Alone,
 }
 
 /// Asks for Tor's consensus, and for what is missing of its relays; nothing: there is no newer one, or it failed, which is told.
@@ -186,14 +188,13 @@ pub(super) async fn renew_tor(
     file: &TorDirectory,
     (overlay, ask): (&dyn Overlay, Ask),
     limit: Duration,
-) -> Result<Option<tor::Renewed>, Vec<String>> {
+) -> Result<Option<tor::Renewed>, Vec<NoNetwork>> {
     let sources = sources(file, ask);
-    let renewed = tor::renew(renewal, overlay, &sources, now(), limit).await;
-    renewed.map_err(|failures| failures.iter().map(said).collect())
+    tor::renew(renewal, overlay, &sources, now(), limit).await
 }
 
 /// Why a directory of Tor's gave nothing.
-fn said(failure: &NoNetwork) -> String {
+pub(super) fn said(failure: &NoNetwork) -> String {
     match failure {
         NoNetwork::Fetch(FetchError::Unreachable(why)) => {
             format!("a directory of Tor's cannot be reached ({why})")

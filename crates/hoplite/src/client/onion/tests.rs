@@ -463,6 +463,25 @@ async fn a_handshake_that_is_refused_has_the_authorities_asked_again_and_once_a_
     assert_eq!(asked, (1, 1), "through the circuits, then beside them");
 }
 
+/// Else an authority could tell him whose circuits he is the last relay of.
+#[tokio::test(start_paused = true)]
+async fn who_keeps_back_what_is_asked_of_authorities_does_not_have_them_asked_beside_him_at_once() {
+    let directory = tempfile::tempdir().expect("directory");
+    let listed = listed(
+        &directory.path().join("cache"),
+        Some(&list(now() - 60, relays(), 50)),
+    );
+    let refusal = Error::new(ErrorKind::TargetFailed, "asking an authority");
+    let (through, beside) = (Arc::new(Double::failing(refusal)), nobody());
+    let (keeper, over, under) = (listed.clone(), through.clone(), beside.clone());
+    let keeping = tokio::spawn(async move { keeper.keep(over, under, |_| ()).await });
+    sleep(Duration::from_secs(120)).await;
+    listed.hurry();
+    sleep(Duration::from_secs(120)).await;
+    assert_eq!((through.asked(), beside.asked()), (1, 0));
+    keeping.abort();
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_list_from_which_no_path_can_be_made_is_renewed_soon_and_ever_more_rarely_in_vain() {
     let directory = tempfile::tempdir().expect("directory");
