@@ -50,6 +50,8 @@ const SCHEDULE: [(u64, u64, u64); 4] = [
     (168 * HOUR, 4 * HOUR, 18 * HOUR),
     (u64::MAX, 9 * HOUR, 36 * HOUR),
 ];
+/// A guard that is put off rests as one that has failed for so long.
+const PUT_OFF: u64 = 168 * HOUR;
 
 /// One guard. Times are seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,6 +208,13 @@ impl Guards {
     pub fn failed(&mut self, identity: &Key, now: u64) {
         if let Some(known) = self.known(identity) {
             known.reach.fail(now);
+        }
+    }
+
+    /// It can be reached, and is not to be used for long.
+    pub fn put_off(&mut self, identity: &Key, now: u64) {
+        if let Some(known) = self.known(identity) {
+            known.reach = Reach::put_off(now);
         }
     }
 
@@ -391,6 +400,15 @@ impl Reach {
             tried: now,
             rested: false,
         };
+    }
+
+    /// As if it had been tried in vain for long.
+    fn put_off(now: u64) -> Self {
+        Self::No {
+            since: now.saturating_sub(PUT_OFF),
+            tried: now,
+            rested: false,
+        }
     }
 
     /// Notes if it has rested long enough.

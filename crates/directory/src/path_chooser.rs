@@ -291,6 +291,27 @@ impl PathChooser {
         }
     }
 
+    /// A guard lets too many others fail behind it: it rests as one that could not be reached for long.
+    pub fn guard_put_off(&mut self, guard: &Key, now: Moment) {
+        if let Some(guards) = &mut self.guards {
+            guards.put_off(guard, now.calendar);
+        }
+    }
+
+    /// The guard that would be used instead of this one, if there is one: it comes before it, and has not failed lately.
+    pub fn guard_before(
+        &mut self,
+        guard: &Key,
+        network: &Network,
+        constraints: &PathConstraints,
+        now: Moment,
+        random: Random<'_>,
+    ) -> Option<Key> {
+        let guards = self.guards.as_mut().filter(|_| constraints.hops > 1)?;
+        let first = guards.pick(network, constraints, now.calendar, random)?;
+        (first != *guard).then_some(first)
+    }
+
     /// The relay of a circuit in this place, from 0, failed: it is avoided behind the guard, without which there is no path at all.
     pub fn circuit_failed(&mut self, identity: Key, hop: usize, now: Moment) {
         if hop == 0 {
@@ -333,12 +354,8 @@ impl PathChooser {
         let Some(guards) = self.guards.as_mut().filter(|_| constraints.hops > 1) else {
             return Ok(open);
         };
-        // A relay that failed behind a guard may still be a guard itself: whether it can be reached, `Guards` knows.
-        let mut unfit = match constraints.overlay {
-            OverlayKind::Masque => constraints.avoid.clone(),
-            OverlayKind::Onion => HashSet::new(),
-        };
-        unfit.extend(others);
+        // A relay that failed may still be a guard: whether it can be reached, `Guards` knows, which draws no others for those that rest.
+        let mut unfit: HashSet<Key> = others.iter().copied().collect();
         let mut passed_over = Vec::<&Descriptor>::new();
         loop {
             let asked = PathConstraints {
@@ -511,6 +528,39 @@ mod tests {
         }
         // The exit may be one of the guards, and then the next takes its place.
         assert!(guards.len() <= 4, "{guards:?}");
+    }
+
+    #[test]
+    fn who_keeps_guards_away_for_a_minute_has_no_others_drawn_and_the_first_is_come_back_to() {
+        let relays = (1..=40).map(|number| relay(number, true, true, &number.to_string()));
+        let network = Network::unsigned(relays.collect());
+        let at = |second| Moment {
+            calendar: 1_000_000 + second,
+            ..now()
+        };
+        let random = &mut |most| most / 2;
+        let mut chooser = PathChooser::guarded(Vec::new());
+        let mut first_of = |chooser: &mut PathChooser, failed: &[Key], second| {
+            let path = chooser.select_path(&network, &hops(2), failed, at(second), random);
+            path.expect("possible")[0].identity
+        };
+        let first = first_of(&mut chooser, &[], 0);
+        chooser.guard_worked(&first, at(0), &mut last);
+        let sampled = chooser.kept().expect("guarded").len();
+        let (mut failed, mut used) = (Vec::new(), first);
+        for second in 1..sampled as u64 {
+            chooser.guard_failed(&used, at(second));
+            failed.push(used);
+            used = first_of(&mut chooser, &failed, second);
+            assert!(!failed.contains(&used));
+        }
+        assert_eq!(chooser.kept().expect("guarded").len(), sampled);
+        chooser.guard_worked(&used, at(10), &mut last);
+        let mut before =
+            |second| chooser.guard_before(&used, &network, &hops(2), at(second), &mut last);
+        assert_eq!(before(500), None);
+        assert_eq!(before(601), Some(first), "it has rested");
+        assert_eq!(first_of(&mut chooser, &failed, 602), first);
     }
 
     #[test]

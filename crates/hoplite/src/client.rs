@@ -458,7 +458,7 @@ fn chosen(
 fn from_file(file: &client::Config) -> Choose {
     let (network, constraints) = (file.network(), file.constraints());
     let (mut chooser, mut random) = (PathChooser::unguarded(), random());
-    Box::new(move |failed| {
+    Box::new(move |failed, _| {
         let failed = failed
             .iter()
             .filter_map(|&place| network.relays().get(place));
@@ -497,7 +497,8 @@ fn from_list(
     let config = Arc::clone(config);
     tokio::spawn(async move {
         let (listed, paths, below) = near;
-        listed.measure_exits(&paths, below, &config).await;
+        let measuring = listed.measure_exits(&paths, Arc::clone(&below), &config);
+        tokio::join!(measuring, listed.keep_to_guards(&paths, below, &config));
     });
     tokio::spawn(async move {
         let found = |listed: &Listed| {

@@ -14,7 +14,7 @@ use hoplite_directory::{
     path_selection::{Network, NoPath, OverlayKind, PathConstraints, Position, Random},
     tor::{self, NoNetwork},
 };
-use hoplite_masque::{self as masque, Choose, Paths};
+use hoplite_masque::{self as masque, Choose, EntryTrouble, Paths};
 use hoplite_onion::path::CircuitUsage;
 use hoplite_overlay::{Direct, Overlay};
 use hoplite_relay::config::Role;
@@ -61,6 +61,10 @@ const MAX_DRAWN: usize = 32;
 const MEASURE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often is looked whether other exits are to be measured.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(3600);
+/// How often is looked whether the first relay of the path carries, and whether one that comes before it can be reached again.
+const GUARD_INTERVAL: Duration = Duration::from_secs(60);
+/// How long after that none is looked for that was found already.
+const LOOK_AGAIN: Duration = Duration::from_secs(600);
 /// After a path that did not stand.
 const MEASURE_AGAIN: Duration = Duration::from_secs(60);
 
@@ -762,17 +766,26 @@ impl Listed {
     /// Chooses among the relays of this list, by their places in it.
     pub(crate) fn chooser(&self) -> Choose {
         let (listed, network) = (self.clone(), Arc::clone(&self.lock().network));
-        Box::new(move |failed| listed.choose(&network, failed))
+        Box::new(move |failed, trouble| listed.choose(&network, failed, trouble))
     }
 
-    fn choose(&self, network: &Network, failed: &[usize]) -> Option<Vec<usize>> {
+    fn choose(
+        &self,
+        network: &Network,
+        failed: &[usize],
+        trouble: Option<EntryTrouble>,
+    ) -> Option<Vec<usize>> {
         let state = &mut *self.lock();
-        let failed = failed
-            .iter()
-            .filter_map(|&place| network.relays().get(place));
-        let failed: Vec<_> = failed.map(|relay| relay.identity).collect();
-        if let Some(last) = failed.last() {
-            state.chooser.guard_failed(last, moment());
+        let identity = |place: usize| Some(network.relays().get(place)?.identity);
+        let failed: Vec<_> = failed.iter().filter_map(|&place| identity(place)).collect();
+        let first = trouble.map(|trouble| match trouble {
+            EntryTrouble::Away(place) => (identity(place), false),
+            EntryTrouble::Choosy(place) => (identity(place), true),
+        });
+        match first {
+            Some((Some(first), true)) => state.chooser.guard_put_off(&first, moment()),
+            Some((Some(first), false)) => state.chooser.guard_failed(&first, moment()),
+            _ => {}
         }
         let constraints = state.needs.constraints(&state.file);
         let (chooser, mut random) = (&mut state.chooser, client::random());
@@ -811,6 +824,61 @@ impl Listed {
         let (chooser, mut random) = (&mut state.chooser, client::random());
         chooser.guards_measured(&network, &measured, &mut random);
         state.keep_guards();
+    }
+
+    /// Keeps to the first of the guards, until dropped: notes that the first relay of the path carries, and when one that comes before it has rested looks
+    /// whether it can be reached again, before flows are to go that way. So who can keep the first ones away for a minute does not choose the guard of days.
+    pub(crate) async fn keep_to_guards(
+        &self,
+        paths: &Paths,
+        below: Arc<dyn Overlay>,
+        config: &masque::Config,
+    ) {
+        let mut looked = None::<(Key, Instant)>;
+        loop {
+            sleep(GUARD_INTERVAL).await;
+            let path = paths.current();
+            let first = path.hops().first();
+            let Some(is_over_quic) = first.and_then(|hop| hop.is_over_quic()) else {
+                continue;
+            };
+            if let Some(first) = self.first() {
+                self.worked(&first);
+            }
+            let (network, better) = self.better_guard();
+            // One that does not go with the rest of any path stays the better one.
+            let is_new = |guard: &Key| {
+                looked.is_none_or(|(last, at)| last != *guard || at.elapsed() >= LOOK_AGAIN)
+            };
+            let Some(guard) = better.filter(is_new) else {
+                continue;
+            };
+            looked = Some((guard, Instant::now()));
+            // Where UDP does not get through nobody answers, and only a path can tell.
+            let answers = measured(&network, &guard, 0, Arc::clone(&below), config).await;
+            if answers.is_some() || !is_over_quic {
+                paths.reconsider();
+            } else {
+                self.lock().chooser.guard_failed(&guard, moment());
+            }
+        }
+    }
+
+    /// The first relay of the path that was chosen last.
+    fn first(&self) -> Option<Key> {
+        self.lock().first
+    }
+
+    /// The guard that would be used instead of it, if there is one.
+    fn better_guard(&self) -> (Arc<Network>, Option<Key>) {
+        let state = &mut *self.lock();
+        let (network, mut random) = (Arc::clone(&state.network), client::random());
+        let constraints = state.needs.constraints(&state.file);
+        let better = state.first.and_then(|first| {
+            let chooser = &mut state.chooser;
+            chooser.guard_before(&first, &network, &constraints, moment(), &mut random)
+        });
+        (network, better)
     }
 
     /// Looks now and then, until dropped, which exits are near, through the first relay of the path; chooses again when that has become known.

@@ -161,6 +161,12 @@ impl Hop {
         self.config.redial_pause * (1 << failures.min(5))
     }
 
+    /// Whether its connection goes over QUIC, not TCP; `None` if there is none.
+    pub fn is_over_quic(&self) -> Option<bool> {
+        let connection = self.pool.current(&Isolation::default());
+        connection.map(|connection| connection.version().is_over_quic())
+    }
+
     /// The version of HTTP over which the hop is carried now: `h3` or `h2`; `None` while there is no connection.
     pub fn http_version(&self) -> Option<&'static str> {
         self.pool

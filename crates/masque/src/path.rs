@@ -19,10 +19,12 @@ use crate::{Config, Hop, Mode, Relay, spare::Spares, told::Told};
 /// More than four hops cost packet size and time, and hide nothing more.
 pub const MAX_HOPS: usize = 4;
 
-/// So many relays that failed one after another behind the same one are a sign that it is that one which fails, or lets through whom it likes.
-const MOST_BEHIND: usize = 5;
-/// Those that failed within this time: relays that end one by one over weeks are nobody else's fault.
-const BEHIND_FOR: Duration = Duration::from_secs(600);
+/// So many relays that failed one after another behind the same one, within such a time, are a sign that it is that one which fails, or lets through whom
+/// it likes: quickly, or one by one, so that it looks like chance. Relays that end one by one over weeks are nobody else's fault.
+const MOST_BEHIND: [(usize, Duration); 2] = [
+    (5, Duration::from_secs(600)),
+    (12, Duration::from_secs(6 * 3600)),
+];
 
 /// A chain of hops. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -213,8 +215,17 @@ impl Overlay for Path {
 }
 
 /// Which relays make a path, by their places in the list of all, first hop first, if possible without those that failed, the last of which is the last
-/// here; `None` if they do not allow one.
-pub type Choose = Box<dyn FnMut(&[usize]) -> Option<Vec<usize>> + Send>;
+/// here; `None` if they do not allow one. It hears once what was wrong with the first relay of the path before, if something was.
+pub type Choose = Box<dyn FnMut(&[usize], Option<EntryTrouble>) -> Option<Vec<usize>> + Send>;
+
+/// What was wrong with the first relay of a path, by its place in the list of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryTrouble {
+    /// It could not be reached, or has let nobody in.
+    Away(usize),
+    /// Too many others have failed behind it.
+    Choosy(usize),
+}
 
 /// A path that is chosen among relays. Every flow goes through the path that is current when it opens.
 pub struct Paths {
@@ -236,21 +247,49 @@ struct State {
 /// Which relays failed behind one of late, and when.
 #[derive(Debug, Default)]
 struct Behind {
-    before: Option<usize>,
-    failed: Vec<(usize, Instant)>,
+    before: Option<Relay>,
+    failed: Vec<(Relay, Instant)>,
 }
 
 impl Behind {
     /// `relay` failed behind `before`; whether so many have that `before` is to be avoided.
-    fn blames(&mut self, before: usize, relay: usize) -> bool {
-        if self.before != Some(before) {
+    fn blames(&mut self, before: &Relay, relay: &Relay) -> bool {
+        if !self.before.as_ref().is_some_and(|was| is_same(was, before)) {
             self.failed.clear();
-            self.before = Some(before);
+            self.before = Some(before.clone());
         }
+        let longest = MOST_BEHIND.map(|(_, time)| time).into_iter().max();
+        let longest = longest.unwrap_or_default();
         self.failed
-            .retain(|(other, at)| *other != relay && at.elapsed() < BEHIND_FOR);
-        self.failed.push((relay, Instant::now()));
-        self.failed.len() >= MOST_BEHIND
+            .retain(|(other, at)| !is_same(other, relay) && at.elapsed() < longest);
+        self.failed.push((relay.clone(), Instant::now()));
+        MOST_BEHIND.iter().any(|(most, time)| {
+            let lately = self.failed.iter().filter(|(_, at)| at.elapsed() < *time);
+            lately.count() >= *most
+        })
+    }
+
+    fn has(&self, relay: &Relay) -> bool {
+        self.failed.iter().any(|(failed, _)| is_same(failed, relay))
+    }
+}
+
+impl State {
+    /// The relay behind this hop failed; whether so many have that the hop is to be avoided. Those that failed behind it are no longer, then.
+    fn blames(&mut self, hop: usize) -> bool {
+        let place = |hop: usize| self.relays.get(*self.indices.get(hop)?);
+        let (Some(before), Some(relay)) = (place(hop), place(hop.saturating_add(1))) else {
+            return false;
+        };
+        if !self.behind.blames(before, relay) {
+            return false;
+        }
+        warn!("many relays failed behind the same one: that one is avoided");
+        let behind = std::mem::take(&mut self.behind);
+        let relays = &self.relays;
+        self.failed
+            .retain(|&i| !relays.get(i).is_some_and(|relay| behind.has(relay)));
+        true
     }
 }
 
@@ -265,7 +304,7 @@ impl Paths {
         config: &Arc<Config>,
         mut choose: Choose,
     ) -> Result<Self, Error> {
-        let (indices, path) = make(&relays, &below, config, &[], &mut choose)?;
+        let (indices, path) = make(&relays, &below, config, (&[], None), &mut choose)?;
         let state = Mutex::new(State {
             relays,
             failed: Vec::new(),
@@ -287,25 +326,26 @@ impl Paths {
         let used = state.indices.iter().filter_map(|&i| state.relays.get(i));
         let again = used.map(|used| relays.iter().position(|relay| is_same(relay, used)));
         let again: Option<Vec<usize>> = again.collect();
+        // None is known of a path that stayed because an earlier list allowed no other.
+        let again = again.filter(|again| !again.is_empty());
         state.failed.clear();
-        state.behind = Behind::default();
         (state.relays, state.choose) = (relays, choose);
         match again {
             Some(indices) => state.indices = indices,
             None => {
                 state.indices.clear();
-                self.choose_again(&mut state);
+                self.choose_again(&mut state, None);
             }
         }
     }
 
-    fn choose_again(&self, state: &mut State) {
+    fn choose_again(&self, state: &mut State, trouble: Option<EntryTrouble>) {
         let (below, config) = (&self.below, &self.config);
         let made = make(
             &state.relays,
             below,
             config,
-            &state.failed,
+            (&state.failed, trouble),
             &mut state.choose,
         );
         if let Ok((indices, path)) = made {
@@ -318,7 +358,7 @@ impl Paths {
     pub fn reconsider(&self) {
         let mut state = self.state.lock();
         let State { failed, choose, .. } = &mut *state;
-        let chosen = choose(failed).filter(|chosen| *chosen != state.indices);
+        let chosen = choose(failed, None).filter(|chosen| *chosen != state.indices);
         let Some(indices) = chosen else { return };
         let relays = indices.iter().filter_map(|&i| state.relays.get(i)).cloned();
         if let Ok(path) = Path::new(relays.collect(), &self.below, &self.config) {
@@ -345,29 +385,25 @@ impl Paths {
             }
             refused => refused,
         };
-        let Some(&relay) = broken.and_then(|hop| state.indices.get(hop)) else {
+        let placed = |hop: usize| Some((hop, *state.indices.get(hop)?));
+        let Some((hop, relay)) = broken.and_then(placed) else {
             return;
         };
         if !state.path.is_same(failed) {
             return;
         }
-        let State {
-            behind, indices, ..
-        } = &mut *state;
         // Whoever refuses a token was reached.
-        let before = broken.filter(|_| refused.is_none());
-        let before = before.and_then(|hop| indices.get(hop.checked_sub(1)?).copied());
-        let blamed = before.filter(|&before| behind.blames(before, relay));
-        if blamed.is_some() {
-            warn!("{MOST_BEHIND} relays failed behind the same one: that one is avoided");
-            let behind = std::mem::take(&mut state.behind);
-            let were_behind = |i| behind.failed.iter().any(|(failed, _)| *failed == i);
-            state.failed.retain(|i| !were_behind(*i));
-        }
-        let relay = blamed.unwrap_or(relay);
+        let before = refused.is_none().then(|| hop.checked_sub(1)).flatten();
+        let blamed = before.filter(|&hop| state.blames(hop));
+        let blamed = blamed.and_then(|hop| Some((hop, *state.indices.get(hop)?)));
+        let (hop, relay) = blamed.unwrap_or((hop, relay));
         state.failed.retain(|&i| i != relay);
         state.failed.push(relay);
-        self.choose_again(&mut state);
+        let trouble = (hop == 0).then_some(match blamed {
+            Some(_) => EntryTrouble::Choosy(relay),
+            None => EntryTrouble::Away(relay),
+        });
+        self.choose_again(&mut state, trouble);
         if !state.path.is_same(failed) {
             warn!("a relay of the path failed: another path is taken");
         }
@@ -411,7 +447,7 @@ fn make(
     relays: &[Relay],
     below: &Arc<dyn Overlay>,
     config: &Arc<Config>,
-    failed: &[usize],
+    (failed, trouble): (&[usize], Option<EntryTrouble>),
     choose: &mut Choose,
 ) -> Result<(Vec<usize>, Path), Error> {
     let none = || {
@@ -420,7 +456,7 @@ fn make(
             "choosing a path: the relays do not allow one",
         )
     };
-    let indices = choose(failed).ok_or_else(none)?;
+    let indices = choose(failed, trouble).ok_or_else(none)?;
     let chosen = indices.iter().filter_map(|&i| relays.get(i)).cloned();
     let path = Path::new(chosen.collect(), below, config)?;
     Ok((indices, path))
@@ -468,7 +504,46 @@ impl fmt::Debug for Paths {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
+    use hoplite_crypto::Trust;
+    use hoplite_link::Peer;
+    use tokio::time::advance;
+
     use super::*;
+
+    fn relay(number: u16) -> Relay {
+        Relay {
+            peer: Peer {
+                name: format!("relay{number}"),
+                address: SocketAddr::from(([127, 0, 0, 1], number)).into(),
+                trust: Trust::WebPki,
+            },
+            token: None,
+            tokens: None,
+            template: None,
+            mode: None,
+        }
+    }
+
+    /// How many relays fail one after another behind the first, with this pause, before that one is blamed; nothing after a hundred.
+    async fn blamed_after(pause: Duration) -> Option<u16> {
+        let (mut behind, first) = (Behind::default(), relay(1));
+        for number in 1..=100 {
+            if behind.blames(&first, &relay(100 + number)) {
+                return Some(number);
+            }
+            advance(pause).await;
+        }
+        None
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_relay_behind_which_others_fail_is_blamed_though_it_takes_its_time() {
+        assert_eq!(blamed_after(Duration::from_secs(1)).await, Some(5));
+        assert_eq!(blamed_after(Duration::from_secs(151)).await, Some(12));
+        assert_eq!(blamed_after(Duration::from_secs(3600)).await, None);
+    }
 
     #[test]
     fn what_is_small_waits_on_one_hop_alone() {

@@ -116,6 +116,19 @@ fn the_longer_a_guard_fails_the_longer_it_rests_and_others_than_the_first_three_
 }
 
 #[test]
+fn a_guard_behind_which_too_many_fail_rests_for_nine_hours() {
+    let (mut guards, network) = (Guards::default(), network(1..=20));
+    let first = pick(&mut guards, &network, NOW);
+    worked(&mut guards, &first, NOW);
+    guards.put_off(&first, NOW);
+    let next = pick(&mut guards, &network, NOW + 1);
+    assert_ne!(next, first);
+    worked(&mut guards, &next, NOW + 1);
+    assert_eq!(pick(&mut guards, &network, NOW + 9 * HOUR - 1), next);
+    assert_eq!(pick(&mut guards, &network, NOW + 9 * HOUR), first);
+}
+
+#[test]
 fn after_an_outage_of_the_network_the_first_guard_is_used_again_at_once() {
     let (mut guards, network) = (Guards::default(), network(1..=20));
     let first = pick(&mut guards, &network, NOW);

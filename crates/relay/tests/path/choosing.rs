@@ -12,7 +12,7 @@ use hoplite_testing::{
 
 /// The first two of three that have not failed.
 fn first_two() -> Choose {
-    Box::new(|failed| {
+    Box::new(|failed, _| {
         Some(
             (0..3)
                 .filter(|place| !failed.contains(place))
@@ -65,7 +65,7 @@ async fn a_path_stays_while_its_relays_are_listed_and_is_replaced_when_one_is_no
         .zip(&relays)
         .map(|(name, relay)| known(name, relay))
         .collect();
-    let last_two = |count: usize| Box::new(move |_: &[usize]| Some(vec![count - 2, count - 1]));
+    let last_two = |count: usize| Box::new(move |_: &[usize], _| Some(vec![count - 2, count - 1]));
     let client = Arc::new(Config::default());
     let paths = Paths::new(all.clone(), direct(), &client, last_two(3)).expect("a path");
     let before = paths.current();
@@ -86,6 +86,26 @@ async fn a_path_stays_while_its_relays_are_listed_and_is_replaced_when_one_is_no
     assert_eq!(names, ["amber", "birch"]);
 }
 
+#[tokio::test]
+async fn a_path_that_stayed_as_one_list_allowed_no_other_goes_with_the_next_list() {
+    let relays = relays(3);
+    let all: Vec<_> = ["amber", "birch", "cedar"]
+        .iter()
+        .zip(&relays)
+        .map(|(name, relay)| known(name, relay))
+        .collect();
+    let two = |first: usize| -> Choose { Box::new(move |_, _| Some(vec![first, first + 1])) };
+    let client = Arc::new(Config::default());
+    let paths = Paths::new(all.clone(), direct(), &client, two(1)).expect("a path");
+    let before = paths.current();
+    paths.renew(all[..1].to_vec(), Box::new(|_, _| None));
+    assert!(paths.current().is_same(&before), "there is no other");
+    paths.renew(all[..2].to_vec(), two(0));
+    let after = paths.current();
+    let names: Vec<_> = after.hops().iter().map(|hop| hop.name()).collect();
+    assert_eq!(names, ["amber", "birch"]);
+}
+
 /// The first relay lets the client reach its partner alone: it is as if the others were not there.
 #[tokio::test]
 async fn a_first_relay_behind_which_all_fail_but_its_partner_is_given_up_before_the_partner_comes()
@@ -99,7 +119,7 @@ async fn a_first_relay_behind_which_all_fail_but_its_partner_is_given_up_before_
         all.push(absent);
     }
     all.extend([named("partner", 1), named("hazel", 0), named("iris", 1)]);
-    let choose: Choose = Box::new(|failed| {
+    let choose: Choose = Box::new(|failed, _| {
         let second = (1..7).find(|place| !failed.contains(place))?;
         let blamed = failed.contains(&0);
         Some(if blamed { vec![7, 8] } else { vec![0, second] })
