@@ -72,7 +72,7 @@ pub struct Config {
     /// Seconds that a small piece of a stream waits for more of it, so that they share a cell.
     #[serde(deserialize_with = "hoplite_config::seconds")]
     pub share: Duration,
-    /// How many bytes of one circuit the first relay may send ahead over QUIC: by default 200 Mbit/s where it is 80 ms away. A circuit is no faster. Who
+    /// How many bytes of one circuit the first relay may send ahead over QUIC: by default 800 Mbit/s where it is 80 ms away. A circuit is no faster. Who
     /// makes the [`Dialer`] obeys it.
     pub window: u32,
     /// How much the channel to the first relay is padded. Whoever makes the [`Dialer`] obeys it.

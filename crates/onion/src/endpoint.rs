@@ -94,12 +94,26 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// The same for a Conflux set: each leg may have the largest window.
+    #[must_use]
+    fn of_set(self) -> Self {
+        let legs = u32::try_from(conflux::LEGS).unwrap_or(u32::MAX);
+        let further = vegas::LARGEST.saturating_mul(legs.saturating_sub(1));
+        let bytes = usize::try_from(further).unwrap_or(usize::MAX);
+        Self {
+            waiting: self.waiting.saturating_add(further),
+            held: self.held.saturating_add(bytes.saturating_mul(cell::DATA)),
+            ..self
+        }
+    }
+
     /// Bytes that may wait, both ways.
     pub fn most(&self) -> u64 {
+        let held = self.of_set().held;
         let sending = self.sending_all + self.sending + self.streams.saturating_mul(FEW);
         let cells = sending.saturating_add(self.most_urgent());
         let early = self.most_early().saturating_mul(cell::BODY + legs::PLACE);
-        let held = self.held.saturating_add(early);
+        let held = held.saturating_add(early);
         held.saturating_add(cells.saturating_mul(cell::LEN)) as u64
     }
 
@@ -236,8 +250,9 @@ pub struct Endpoint {
     /// Bytes that wait for readers, and cells that wait to be sent, of all streams.
     held: Sum,
     sending: Sum,
-    /// Streams that have something to send, in turn.
+    /// Streams that have something to send, in turn; and those that wait for the circuit's window alone, which go before them when it opens.
     turn: VecDeque<u16>,
+    later: VecDeque<u16>,
     urgent: Urgent,
     /// Streams that ended here first, and what may still come on them (client).
     gone: VecDeque<(u16, Late)>,
@@ -271,6 +286,7 @@ impl Endpoint {
             urgent: Urgent::counted(&sending),
             sending,
             turn: VecDeque::new(),
+            later: VecDeque::new(),
             gone: VecDeque::new(),
             asked: VecDeque::new(),
             asker: None,
@@ -366,6 +382,7 @@ impl Endpoint {
     pub fn close(&mut self, error: Error) {
         self.urgent.clear();
         self.turn.clear();
+        self.later.clear();
         self.streams.retain(|_, stream| !stream.is_dropped());
         for stream in self.streams.values_mut() {
             stream.close();
@@ -436,6 +453,7 @@ impl Endpoint {
             Side::Client => Role::Client,
             Side::Exit => Role::Relay,
         };
+        let limits = limits.of_set();
         let end = Self::new(role, Control::Fixed, limits, random);
         Self {
             legs: Legs::set(side, nonce, &limits, random),
@@ -633,6 +651,7 @@ impl Endpoint {
         let late = (self.role == Role::Client).then(|| Late::new(stream, coming));
         stream.cut(reason, late);
         self.say(id, &Message::End(End::new(reason)));
+        self.take_turn(id);
     }
 
     fn sendme(&mut self, id: StreamId, sendme: Sendme, at: Arrival) -> Result<(), Broken> {
@@ -755,7 +774,7 @@ impl Endpoint {
         if let Some(message) = self.legs.next_own(leg) {
             return Some(message);
         }
-        if self.urgent.len() == 0 && self.turn.is_empty() {
+        if self.urgent.len() == 0 && self.turn.is_empty() && self.later.is_empty() {
             self.legs.rests(leg);
             return None;
         }
@@ -765,8 +784,17 @@ impl Endpoint {
     }
 
     fn next_of_streams(&mut self, may_send: bool) -> Option<Outbound> {
+        let was_full = self.urgent.len() >= self.limits.urgent;
         if let Some(message) = self.urgent.pop_front() {
+            if was_full && self.urgent.len() < self.limits.urgent {
+                // Nothing more was read of the other legs of a set either.
+                self.legs.wake_all();
+            }
             return Some(message);
+        }
+        if may_send {
+            self.later.append(&mut self.turn);
+            std::mem::swap(&mut self.later, &mut self.turn);
         }
         for _ in 0..self.turn.len() {
             let id = self.turn.pop_front()?;
@@ -786,8 +814,7 @@ impl Endpoint {
                     self.unpredictable.sent(body.len());
                     return Some(self.that_counts(RelayCommand::DATA, StreamId(id), body));
                 }
-                // Only the circuit's window is in the way.
-                Produced::Later => self.turn.push_back(id),
+                Produced::Later => self.later.push_back(id),
                 Produced::End => {
                     stream.leave_turn();
                     let done = End::new(EndReason::DONE);
@@ -820,7 +847,7 @@ impl Endpoint {
                 self.unpredictable.left_room();
                 return Some(self.that_counts(RelayCommand::DATAGRAM, StreamId(id), body));
             }
-            Produced::Later => self.turn.push_back(id),
+            Produced::Later => self.later.push_back(id),
             Produced::End | Produced::Nothing => stream.leave_turn(),
         }
         None
@@ -873,17 +900,26 @@ impl Endpoint {
     }
 
     fn take_turn(&mut self, id: StreamId) {
-        if let Some(stream) = self.streams.get_mut(&id.0)
-            && stream.enter_turn()
-        {
-            self.turn.push_back(id.0);
-        }
-        if let Some(stream) = self.udp.get_mut(&id.0)
-            && stream.enter_turn()
-        {
-            self.turn.push_back(id.0);
+        let stream = self.streams.get_mut(&id.0);
+        let stream = stream.map(|stream| (stream.enter_turn(), stream.queues_nothing()));
+        let udp = self.udp.get_mut(&id.0);
+        let udp = udp.map(|stream| (stream.enter_turn(), stream.queues_nothing()));
+        for (enters, queues_nothing) in [stream, udp].into_iter().flatten() {
+            if enters {
+                self.turn.push_back(id.0);
+            } else if queues_nothing {
+                self.come_forward(id.0);
+            }
         }
         self.wake();
+    }
+
+    /// What queues nothing any more does not wait for the window: it may only have to end.
+    fn come_forward(&mut self, id: u16) {
+        if let Some(place) = self.later.iter().position(|later| *later == id) {
+            self.later.remove(place);
+            self.turn.push_back(id);
+        }
     }
 
     fn say(&mut self, id: StreamId, message: &Message<'_>) {

@@ -411,6 +411,10 @@ impl Stream {
         self.in_turn = false;
     }
 
+    pub(super) fn queues_nothing(&self) -> bool {
+        self.sending.is_empty()
+    }
+
     pub(super) fn produce(&mut self, may_send: bool) -> Produced {
         // An exit sends nothing before CONNECTED; a client may, after BEGIN ("optimistic data").
         if self.at_exit && self.answer.is_none() {

@@ -3,8 +3,11 @@
 use std::{
     future::poll_fn,
     pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Wake},
     time::Duration,
 };
 
@@ -906,6 +909,76 @@ fn the_largest_window_fits_into_what_a_reader_who_stands_still_may_have_waiting(
     let beside = cells / 31 + 8 * limits.streams;
     let inbox = hoplite_channel::Config::default().inbox;
     assert!(inbox > cells + beside, "{inbox} cells at a relay");
+    // Each leg of a set has one, and two readers may stand still.
+    let (of_set, legs) = (limits.of_set(), conflux::LEGS);
+    assert!(usize::try_from(of_set.waiting).expect("small") * cell::DATA > legs * bytes);
+    assert!(of_set.held > legs * bytes);
+}
+
+/// Who is woken, and how often.
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_leg_of_which_nothing_more_was_read_hears_of_it_when_the_other_has_sent_what_waited() {
+    let (exit, _) = exit_of_two_legs();
+    let unreadable = Message::Unknown(RelayCommand::BEGIN, b"?");
+    for stream in 1..=300 {
+        told_on(&exit, 0, stream, &unreadable).expect("answered");
+    }
+    let mut exit = exit.lock();
+    let is_first = exit.next_message(LegId(0)).is_some();
+    let (turn, other) = if is_first { (0, 1) } else { (1, 0) };
+    let (turn, other) = (LegId(turn), LegId(other));
+    assert!(exit.is_full(other));
+    let woken = Arc::<Woken>::default();
+    exit.set_driver(other, &Arc::clone(&woken).into());
+    let times = || woken.0.load(Ordering::Relaxed);
+    while exit.is_full(other) {
+        assert_eq!(times(), 0);
+        exit.next_message(turn).expect("it has the turn");
+    }
+    assert_eq!(times(), 1);
+}
+
+#[tokio::test]
+async fn streams_that_wait_for_the_circuits_window_are_looked_at_when_it_opens_and_not_for_each_cell()
+ {
+    let mut pair = Pair::new(VEGAS);
+    let mut streams: Vec<_> = (0..40).map(|_| pair.stream(HALF_CLOSE)).collect();
+    for (_, far) in &mut streams {
+        far.write_all(&[7; 10 * cell::DATA]).await.expect("taken");
+    }
+    // All that the window allows has left, and nothing is acknowledged.
+    let mut endpoint = pair.exit.lock();
+    let mut counted = 0;
+    while let Some(message) = endpoint.next_message(LegId::FIRST) {
+        if message.counted {
+            endpoint.sealed(LegId::FIRST, digest(1), Instant::now());
+            counted += 1;
+        }
+    }
+    assert_eq!(counted, 124);
+    assert_eq!((endpoint.turn.len(), endpoint.later.len()), (0, 40));
+    // An acknowledgement: they go on in their turn, until the window is closed again.
+    let sendme = Message::Sendme(Sendme::V1(digest(1)));
+    let sendme = message::control(Format::V0, &sendme, StreamId::CIRCUIT, zeros);
+    endpoint
+        .handle_message(sendme.body, digest(2), at())
+        .expect("awaited");
+    let mut again = std::collections::BTreeSet::new();
+    while let Some(message) = endpoint.next_message(LegId::FIRST) {
+        endpoint.sealed(LegId::FIRST, digest(1), Instant::now());
+        again.insert(message.body.get(3..5).expect("a stream").to_vec());
+    }
+    assert!(again.len() > 30, "{}", again.len());
+    assert_eq!((endpoint.turn.len(), endpoint.later.len()), (0, 40));
 }
 
 // The ends of a circuit between a client and an onion service.

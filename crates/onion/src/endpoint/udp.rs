@@ -235,6 +235,10 @@ impl UdpStream {
         self.in_turn = false;
     }
 
+    pub(super) fn queues_nothing(&self) -> bool {
+        self.sending.is_empty()
+    }
+
     pub(super) fn owned(&self) -> usize {
         let sending: usize = self.sending.iter().map(BytesMut::capacity).sum();
         let waiting: usize = self.waiting.iter().map(Vec::capacity).sum();

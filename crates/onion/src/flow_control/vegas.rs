@@ -295,19 +295,23 @@ impl Vegas {
         let by = self.thresholds(bdp);
         let steps = self.parameters.step * self.parameters.steps_per_window;
         let falls = queued > by.delta;
+        let mut still_until = None;
         if falls {
             self.window = bdp.saturating_add(by.delta);
         } else if queued > by.beta || blocked {
             self.window = self.window.saturating_sub(steps);
+        } else if !self.full {
+            // What is not used grows no further.
+            still_until = until;
         } else if let Some(until) = until.filter(|_| queued < by.alpha) {
             self.slow_start = true;
             self.window = self.window.max(until).saturating_add(steps + by.more);
             self.rtt.forget(least);
-        } else if queued < by.alpha && self.full {
+        } else if queued < by.alpha {
             self.window = self.window.saturating_add(steps + by.more);
         }
         self.window = self.window.max(self.parameters.least);
-        self.begin_round(falls, None);
+        self.begin_round(falls, still_until);
     }
 
     /// With backpressure: a round trip begins.

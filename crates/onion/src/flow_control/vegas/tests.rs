@@ -435,6 +435,31 @@ fn with_backpressure_slow_start_goes_on_if_the_queue_that_ended_it_is_gone() {
     }
 }
 
+#[test]
+fn with_backpressure_a_window_that_is_not_used_does_not_grow_as_slow_start_ends_and_goes_on() {
+    let mut vegas = with_backpressure();
+    while vegas.window() < 1000 {
+        round(&mut vegas, ms(100));
+    }
+    while vegas.inflight > 31 {
+        vegas.acknowledged(ms(100), false);
+    }
+    // A SENDME's worth at a time, of which one in twenty is late.
+    let mut use_little = || {
+        for number in 0..1000 {
+            for _ in 0..31 {
+                vegas.sent();
+            }
+            let late = number % 20 == 0;
+            vegas.acknowledged(ms(if late { 200 } else { 100 }), false);
+        }
+        vegas.window()
+    };
+    let before = use_little();
+    let after = use_little();
+    assert!(after <= before, "{before} {after}");
+}
+
 proptest! {
     #[test]
     fn whatever_the_round_trips_the_window_stays_within_bounds(
