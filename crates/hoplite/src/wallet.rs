@@ -1,6 +1,7 @@
 //! A client's private tokens: kept ahead in a file, one spent for each connection to a relay that wants them, and asked for anew before they run out.
 //! The issuer is asked directly, as an authority is, and never through a relay: whoever connects to it for a client would learn from it whose account
-//! that is. When it is asked has nothing to do with the connections of that moment, unless there is no token left.
+//! that is. When it is asked has nothing to do with the connections of that moment, unless there is no token left; and it is never a moment that a relay has
+//! chosen, by refusing tokens or by ending connections until there is none left.
 //!
 //! Relays of the file have their tokens ahead. Relays of a list are strangers, and many: there are tokens for the names of those to which the client
 //! connects, few at first; and who refuses some is shown no more for a while.
@@ -41,7 +42,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::{
     sync::{self, Notify},
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_rustls::TlsConnector;
 use tracing::warn;
@@ -114,17 +115,23 @@ const LONGEST_RETRY: Duration = Duration::from_secs(3600);
 const FIRST_KEEP: usize = 4;
 /// Names of the list for which tokens were taken that are remembered at most.
 const MOST_NAMES: usize = 64;
-/// A relay of the list that has refused so many tokens one after the other is shown none for [`GIVEN_UP`], then for twice as long, up to [`LONGEST_GIVEN_UP`].
+/// A relay of the list that has refused so many tokens is shown none for [`GIVEN_UP`], then for twice as long, up to [`LONGEST_GIVEN_UP`]. What it has refused
+/// is forgotten when it lets the client in that long after the last one.
 const MOST_REFUSED: u32 = 3;
 /// Nor is one that has answered none of so many times what is kept for its name.
 const MOST_UNANSWERED: usize = 4;
 const GIVEN_UP: Duration = Duration::from_secs(3600);
 const LONGEST_GIVEN_UP: Duration = Duration::from_secs(24 * 3600);
-/// Relays that have not let the client in the last time which are remembered at most.
+/// Relays that have not let the client in the last time, or have refused tokens, which are remembered at most.
 const MOST_STANDINGS: usize = 1024;
 
-/// More are asked for within so many seconds of when they are wanted, so that the issuer does not see when connections are made.
-const APART: u64 = 60;
+/// More are asked for within this time of when they are wanted, so that the issuer does not see when connections are made.
+const APART: Duration = Duration::from_secs(60);
+/// The same for so long after a relay has ended or refused connections, which may have made them wanted; until then none is asked for at once either, but
+/// within the shorter time where there is none left.
+const STIRRED: Duration = Duration::from_secs(300);
+/// Within this time of a refusal the issuer's keys are read again, if tokens do not run low before.
+const DOUBT: Duration = Duration::from_secs(3600);
 
 /// Tokens that are not spent yet, and whose account it is, wherever their files are.
 pub(crate) trait Purse: Send {
@@ -207,18 +214,32 @@ struct Wallet {
     issuer: Issuer,
     /// What tokens are kept for: the names of the file, and behind them those of the list, the last used at the end.
     kept: Mutex<Vec<Kept>>,
-    /// Relays of the list to which tokens were shown since they last let the client in.
+    /// Relays of the list to which tokens were shown since they last let the client in, or which have refused some.
     standings: Mutex<HashMap<String, Standing>>,
     /// A token was refused: keys may have been given up.
     doubts: AtomicBool,
+    /// A relay has let the client in since it started.
+    let_in: AtomicBool,
+    /// When a relay last ended a connection, or refused one after some had been let in.
+    stirred: Mutex<Option<Instant>>,
     purse: Mutex<Box<dyn Purse>>,
-    /// Told when half of what is kept for a name is spent.
-    low: Notify,
+    /// When the issuer is asked next, if somebody has a reason to ask.
+    due: Mutex<Option<Due>>,
+    /// Told when that changes.
+    changed: Notify,
     /// Held by who asks the issuer: others wait for what it gives.
     asking: sync::Mutex<()>,
     /// None once it has given some again.
     trouble: Mutex<Option<Trouble>>,
     underlay: Direct,
+}
+
+/// A moment that was drawn at random.
+#[derive(Clone, Copy, Debug)]
+struct Due {
+    at: Instant,
+    /// From how long a time.
+    within: Duration,
 }
 
 /// The issuer has given no tokens.
@@ -252,12 +273,14 @@ struct Kept {
     low: bool,
 }
 
-/// How a relay of the list has dealt with tokens since it last let the client in.
+/// How a relay of the list deals with tokens.
 #[derive(Clone, Copy, Debug, Default)]
 struct Standing {
     /// How many it has refused.
     refused: u32,
-    /// How many were taken for it.
+    /// When it refused the last.
+    last: Option<Instant>,
+    /// How many were taken for it since it last let the client in.
     taken: usize,
     /// How often it was given up.
     given_up: u32,
@@ -346,8 +369,11 @@ impl Wallets {
                 kept: Mutex::new(kept),
                 standings: Mutex::default(),
                 doubts: AtomicBool::new(false),
+                let_in: AtomicBool::new(false),
+                stirred: Mutex::default(),
                 purse: Mutex::new(purse((number, issuer))?),
-                low: Notify::new(),
+                due: Mutex::default(),
+                changed: Notify::new(),
                 asking: sync::Mutex::new(()),
                 trouble: Mutex::default(),
                 underlay: underlay.clone(),
@@ -466,6 +492,21 @@ impl Standing {
         self.until = Some(Instant::now() + pause.min(LONGEST_GIVEN_UP));
         self.taken = 0;
     }
+
+    fn refuse(&mut self) {
+        self.refused = self.refused.saturating_add(1);
+        self.last = Some(Instant::now());
+        if self.refused >= MOST_REFUSED {
+            self.give_up();
+        }
+    }
+
+    /// It has let the client in; whether nothing is left to remember.
+    fn let_in(&mut self) -> bool {
+        self.taken = 0;
+        self.last
+            .is_none_or(|last| last.elapsed() >= LONGEST_GIVEN_UP)
+    }
 }
 
 impl RelayTokens {
@@ -494,7 +535,8 @@ impl RelayTokens {
 }
 
 impl TokenSource for RelayTokens {
-    /// The next one. Where there is none the issuer is asked at once, once for all who wait, unless it has just failed to give any.
+    /// The next one. Where there is none the issuer is asked at once, once for all who wait, unless it has just failed to give any, or a relay may have
+    /// chosen the moment.
     fn take(&self) -> Opening<'_, PrivateToken> {
         Box::pin(async move {
             if self.is_given_up() {
@@ -504,32 +546,35 @@ impl TokenSource for RelayTokens {
                 return Ok(token);
             }
             self.wallet.fill_for(&self.origin).await;
-            self.taken()?.ok_or_else(|| {
-                self.forbidden("they have run out, and the issuer has given no more")
-            })
+            let why = if self.wallet.is_stirred() {
+                "they have run out while relays ended or refused connections, and the issuer is asked within a minute"
+            } else {
+                "they have run out, and the issuer has given no more"
+            };
+            self.taken()?.ok_or_else(|| self.forbidden(why))
         })
     }
 
     fn accepted(&self) {
+        self.wallet.let_in.store(true, Ordering::Relaxed);
         if let Some(relay) = &self.listed {
-            self.wallet.standings.lock().remove(relay);
+            let mut standings = self.wallet.standings.lock();
+            if standings.get_mut(relay).is_some_and(Standing::let_in) {
+                standings.remove(relay);
+            }
         }
         self.wallet.of(&self.origin, |kept| kept.serves = true);
     }
 
     fn refused(&self) {
-        // Tokens of a key that is given up are refused by everybody: the issuer's keys are read again.
-        self.wallet.doubts.store(true, Ordering::Relaxed);
-        self.wallet.low.notify_one();
-        let Some(relay) = &self.listed else {
-            return;
-        };
-        self.wallet.stands(relay, |standing| {
-            standing.refused = standing.refused.saturating_add(1);
-            if standing.refused >= MOST_REFUSED {
-                standing.give_up();
-            }
-        });
+        self.wallet.doubt();
+        if let Some(relay) = &self.listed {
+            self.wallet.stands(relay, Standing::refuse);
+        }
+    }
+
+    fn ended(&self) {
+        self.wallet.stir();
     }
 }
 
@@ -541,7 +586,64 @@ impl Wallet {
         if left.contains(&0) {
             drop(self.fill(&self.asking.lock().await).await);
         } else if left.iter().any(|left| *left <= half) {
-            self.low.notify_one();
+            self.ask_for_more();
+        }
+    }
+
+    /// A relay has ended a connection, or refused one.
+    fn stir(&self) {
+        *self.stirred.lock() = Some(Instant::now());
+    }
+
+    /// Whether one has of late: it may have chosen this moment.
+    fn is_stirred(&self) -> bool {
+        let stirred = *self.stirred.lock();
+        stirred.is_some_and(|at| at.elapsed() < STIRRED)
+    }
+
+    /// A token was refused. Tokens of a key that is given up are refused by everybody: the issuer's keys are read again. Soon if no relay has let the client
+    /// in yet, which can do nothing without.
+    fn doubt(&self) {
+        self.doubts.store(true, Ordering::Relaxed);
+        if self.let_in.load(Ordering::Relaxed) {
+            self.stir();
+            self.ask_within(DOUBT);
+        } else {
+            self.ask_for_more();
+        }
+    }
+
+    /// Tokens run low.
+    fn ask_for_more(&self) {
+        self.ask_within(if self.is_stirred() { STIRRED } else { APART });
+    }
+
+    /// The issuer is asked at a random moment within this time. A moment that was drawn stays, unless it was from a longer time: who could have it drawn
+    /// again and again would have it soon.
+    fn ask_within(&self, within: Duration) {
+        let mut due = self.due.lock();
+        if due.is_some_and(|due| due.within <= within) {
+            return;
+        }
+        let at = Instant::now() + Duration::from_secs(random()(within.as_secs()));
+        let at = due.map_or(at, |due| due.at.min(at));
+        *due = Some(Due { at, within });
+        self.changed.notify_one();
+    }
+
+    /// Waits until the issuer is to be asked.
+    async fn due(&self) {
+        loop {
+            let due = self.due.lock().map(|due| due.at);
+            let changed = self.changed.notified();
+            let Some(at) = due else {
+                changed.await;
+                continue;
+            };
+            if timeout_at(at, changed).await.is_err() {
+                *self.due.lock() = None;
+                return;
+            }
         }
     }
 
@@ -582,7 +684,7 @@ impl Wallet {
         }
         drop(all);
         if taken.is_some() && is_low {
-            self.low.notify_one();
+            self.ask_for_more();
         }
         Ok(taken)
     }
@@ -620,10 +722,8 @@ impl Wallet {
 
     /// Asks for more when tokens run low, and again when the issuer failed; never ends.
     async fn keep_full(&self) {
-        let mut random = random();
         loop {
-            self.low.notified().await;
-            sleep(Duration::from_secs(random(APART))).await;
+            self.due().await;
             while self.fill(&self.asking.lock().await).await.is_err() {
                 sleep(RETRY).await;
                 while self.is_in_trouble() {
@@ -652,7 +752,7 @@ impl Wallet {
         Ok(read.or_else(|| self.issuer.token.clone()))
     }
 
-    /// Somebody waits for a token for this name.
+    /// Somebody waits for a token for this name, and goes without when a relay may have chosen the moment.
     async fn fill_for(&self, origin: &Origin) {
         let asking = self.asking.lock().await;
         let left = origin.count(&mut **self.purse.lock());
@@ -660,8 +760,9 @@ impl Wallet {
             return;
         }
         self.of(origin, |kept| kept.low = true);
-        if self.fill(&asking).await.is_err() {
-            self.low.notify_one();
+        if self.is_stirred() || self.fill(&asking).await.is_err() {
+            // Flows fail until then.
+            self.ask_within(APART);
         }
     }
 
@@ -693,7 +794,7 @@ impl Wallet {
         };
         let kept = kept.into_iter().filter(|kept| kept.of_file || kept.low);
         let wanted: Vec<_> = kept.map(missing).collect::<Result<_, _>>()?;
-        let doubts = self.doubts.swap(false, Ordering::Relaxed);
+        let doubts = self.doubts.load(Ordering::Relaxed);
         if !doubts && wanted.iter().all(|(_, missing)| *missing == 0) {
             return Ok(());
         }
@@ -702,6 +803,7 @@ impl Wallet {
         let listed: Vec<_> = keys.keys.iter().map(|it| *it.key.id()).collect();
         let retained = self.purse.lock().retain(&listed);
         retained.map_err(AskError::Purse)?;
+        self.doubts.store(false, Ordering::Relaxed);
         for (origin, missing) in wanted.into_iter().filter(|(_, missing)| *missing > 0) {
             let tokens = self.issued(&keys, &origin, missing).await?;
             let put = self.purse.lock().put(&tokens);
@@ -921,8 +1023,11 @@ mod tests {
             kept: Mutex::default(),
             standings: Mutex::default(),
             doubts: AtomicBool::new(false),
+            let_in: AtomicBool::new(false),
+            stirred: Mutex::default(),
             purse: Mutex::new(Box::new(Bag(100))),
-            low: Notify::new(),
+            due: Mutex::default(),
+            changed: Notify::new(),
             asking: sync::Mutex::new(()),
             trouble: Mutex::default(),
             underlay: Direct::for_tunnels(),
@@ -974,6 +1079,97 @@ mod tests {
     }
 
     const HOUR: Duration = Duration::from_secs(3600);
+
+    /// Clients that use one relay, each with so many tokens.
+    fn crowd(tokens: usize) -> Vec<(Arc<Wallet>, RelayTokens)> {
+        let client = |_| {
+            let (wallet, of) = listed(16);
+            *wallet.purse.lock() = Box::new(Bag(tokens));
+            let kept = Arc::clone(&wallet);
+            tokio::spawn(async move { kept.keep_full().await });
+            (wallet, of("exit", "a"))
+        };
+        (0..64).map(client).collect()
+    }
+
+    /// Of how many the issuer was asked. It is not there, which they have noted.
+    fn asked(crowd: &[(Arc<Wallet>, RelayTokens)]) -> usize {
+        let noted = |(wallet, _): &&(Arc<Wallet>, _)| wallet.trouble.lock().is_some();
+        crowd.iter().filter(noted).count()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_relay_that_refuses_between_connections_that_it_lets_in_has_no_client_ask_its_issuer_soon()
+     {
+        let crowd = crowd(100);
+        for (_, exit) in &crowd {
+            for _ in 0..MOST_REFUSED {
+                exit.take().await.expect("a token");
+                exit.accepted();
+                exit.take().await.expect("a token");
+                exit.refused();
+            }
+        }
+        sleep(APART + RETRY).await;
+        assert!(asked(&crowd) < crowd.len() / 4, "{}", asked(&crowd));
+        for (_, exit) in &crowd {
+            assert!(exit.take().await.is_err(), "it is shown no more");
+        }
+        sleep(DOUBT).await;
+        assert_eq!(asked(&crowd), crowd.len());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_relay_that_ends_connections_until_no_token_is_left_has_no_client_ask_its_issuer_then()
+     {
+        let crowd = crowd(FIRST_KEEP);
+        for pause in [0, 1, 2, 4] {
+            sleep(Duration::from_secs(pause)).await;
+            for (_, exit) in &crowd {
+                exit.take().await.expect("a token");
+                exit.accepted();
+                exit.ended();
+            }
+        }
+        for (_, exit) in &crowd {
+            let why = exit.take().await.expect_err("none is left").to_string();
+            assert!(why.contains("ended or refused connections"), "{why}");
+        }
+        assert!(asked(&crowd) < crowd.len() / 4, "{}", asked(&crowd));
+        sleep(STIRRED + RETRY).await;
+        assert_eq!(asked(&crowd), crowd.len());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_finds_no_token_left_has_the_issuer_asked_at_once_unless_a_relay_has_just_ended_a_connection()
+     {
+        let (wallet, tokens) = listed(16);
+        *wallet.purse.lock() = Box::new(Bag(0));
+        let is_asked = || wallet.trouble.lock().is_some();
+        tokens("exit", "a").ended();
+        // Nor for the next one of the path, for whose name there never was any.
+        assert!(tokens("other", "b").take().await.is_err() && !is_asked());
+        tokio::time::advance(STIRRED).await;
+        assert!(tokens("other", "b").take().await.is_err() && is_asked());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_was_never_let_in_reads_the_keys_soon_and_one_that_was_once_whatever_is_refused()
+     {
+        let within = |wallet: &Wallet| wallet.due.lock().map(|due| due.within);
+        let (wallet, tokens) = listed(16);
+        tokens("first", "a").refused();
+        assert_eq!(within(&wallet), Some(APART));
+        let (wallet, tokens) = listed(16);
+        tokens("first", "a").accepted();
+        tokens("exit", "b").refused();
+        let drawn = wallet.due.lock().expect("drawn").at;
+        for n in 0..100 {
+            tokens(&n.to_string(), "b").refused();
+        }
+        assert_eq!(within(&wallet), Some(DOUBT));
+        assert_eq!(wallet.due.lock().expect("drawn").at, drawn);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_relay_of_the_list_that_refuses_tokens_is_shown_three_and_then_ever_fewer() {

@@ -107,7 +107,16 @@ impl Connection {
             }
             Link::Tls(link) => (Session::tls_client(link.into_inner(), &h2).await?, None),
         };
-        Ok(Arc::new(Self {
+        Ok(Arc::new(Self::over(session, link, token, told)))
+    }
+
+    fn over(
+        session: Session,
+        link: Option<QuicLink>,
+        token: Option<Shown>,
+        told: Option<Arc<Told>>,
+    ) -> Self {
+        Self {
             session,
             token,
             admitted: AtomicBool::new(false),
@@ -120,7 +129,7 @@ impl Connection {
             no_bound_udp: AtomicBool::new(false),
             began: Instant::now(),
             useless: AtomicBool::new(false),
-        }))
+        }
     }
 
     /// The version of HTTP that it speaks.
@@ -143,12 +152,23 @@ impl Connection {
         self.no_bound_udp.load(Ordering::Relaxed)
     }
 
-    /// Whether new flows may be asked for.
+    /// Whether new flows may be asked for. If the relay takes none any more, who gives tokens is told: another connection will want one.
     pub(crate) fn is_usable(&self) -> bool {
+        let is_answering = self.link.as_ref().is_none_or(QuicLink::is_answering);
+        let takes_requests = is_answering && self.session.takes_requests();
+        if !takes_requests {
+            self.ended();
+        }
         let refused = self.token.is_some() && self.superseded.load(Ordering::Relaxed);
-        self.link.as_ref().is_none_or(QuicLink::is_answering)
-            && self.session.takes_requests()
-            && !refused
+        takes_requests && !refused
+    }
+
+    /// See [`TokenSource::ended`]. Nobody replaces what has been replaced.
+    fn ended(&self) {
+        let is_current = !self.superseded.load(Ordering::Relaxed);
+        if let Some(shown) = self.token.as_ref().filter(|_| is_current) {
+            shown.source.ended();
+        }
     }
 
     /// Another connection has taken its place, or will.
@@ -178,6 +198,7 @@ impl Connection {
     /// Returns when it is lost.
     pub(crate) async fn closed(&self) {
         self.session.closed().await;
+        self.ended();
     }
 
     /// Whether the relay has said that it ends, or what it came over is gone; not, over QUIC, that nothing was heard.
@@ -216,15 +237,20 @@ impl Connection {
         }
     }
 
-    /// As [`accepted`]; from then on no request needs the token.
+    /// As [`accepted`]; from then on no request needs the token, and no refusal says anything of it.
     fn admitted(&self, response: &ResponseHead) -> Result<(), Error> {
         let accepted = accepted(response);
         let reason = accepted.as_ref().err().and_then(Error::reason);
         let refused = self.token.as_ref();
         if let Some(refused) = refused.filter(|_| reason == Some(Reason::Authentication)) {
-            // It was spent before, or its key is not in use any more: another connection shows another.
+            // Another connection shows another.
             if self.is_superseded_now() {
-                refused.source.refused();
+                if self.admitted.load(Ordering::Relaxed) {
+                    refused.source.ended();
+                } else {
+                    // It was spent before, or its key is not in use any more.
+                    refused.source.refused();
+                }
             }
         } else if !self.admitted.swap(true, Ordering::Relaxed)
             && accepted.is_ok()
@@ -416,6 +442,7 @@ impl Connection {
             return pending().await;
         };
         link.loses_much().await;
+        self.ended();
         link.connection().rtt()
     }
 
@@ -457,5 +484,90 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.0.flows.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hoplite_http::h2;
+    use hoplite_overlay::Opening;
+    use hoplite_wire::privacy_pass::{Authenticator, TokenInput};
+    use parking_lot::Mutex;
+    use tokio::io::{DuplexStream, duplex};
+
+    use super::*;
+
+    /// What it was told.
+    #[derive(Debug, Default)]
+    struct Ear(Mutex<Vec<&'static str>>);
+
+    impl TokenSource for Ear {
+        fn take(&self) -> Opening<'_, PrivateToken> {
+            Box::pin(pending())
+        }
+
+        fn accepted(&self) {
+            self.0.lock().push("accepted");
+        }
+
+        fn refused(&self) {
+            self.0.lock().push("refused");
+        }
+
+        fn ended(&self) {
+            self.0.lock().push("ended");
+        }
+    }
+
+    /// A connection that shows a token, the relay's end of it, and who gave the token.
+    async fn connection() -> (Connection, DuplexStream, Arc<Ear>) {
+        let (near, far) = duplex(1 << 16);
+        let session = Session::tls_client(near, &h2::Config::default()).await;
+        let input = TokenInput {
+            nonce: [0; 32],
+            challenge_digest: [0; 32],
+            key_id: [0; 32],
+        };
+        let ear = Arc::<Ear>::default();
+        let shown = Shown {
+            token: PrivateToken::new(input, Authenticator::Voprf([0; 48])),
+            source: Arc::clone(&ear) as _,
+        };
+        let session = session.expect("it begins");
+        let connection = Connection::over(session, None, Some(shown), None);
+        (connection, far, ear)
+    }
+
+    #[tokio::test]
+    async fn only_a_refusal_before_a_connection_was_let_in_is_one_of_its_token() {
+        for (status, first) in [(200, "accepted"), (407, "refused"), (401, "refused")] {
+            let (connection, _far, ear) = connection().await;
+            drop(connection.admitted(&ResponseHead::new(status)));
+            assert_eq!(*ear.0.lock(), [first]);
+            // Another connection takes its place in any case.
+            for refusal in [407, 401] {
+                let refused = connection.admitted(&ResponseHead::new(refusal));
+                let reason = refused.expect_err("refused").reason();
+                assert_eq!(reason, Some(Reason::Authentication));
+                assert!(!connection.is_usable());
+            }
+            let then: &[_] = if status == 200 { &["ended"] } else { &[] };
+            assert_eq!(ear.0.lock().split_first(), Some((&first, then)));
+        }
+    }
+
+    #[tokio::test]
+    async fn who_gives_tokens_is_told_that_a_connection_has_ended_unless_another_one_has_its_place()
+    {
+        for is_replaced in [false, true] {
+            let (connection, far, ear) = connection().await;
+            if is_replaced {
+                connection.supersede();
+            }
+            drop(far);
+            connection.closed().await;
+            let told: &[_] = if is_replaced { &[] } else { &["ended"] };
+            assert_eq!(*ear.0.lock(), told);
+        }
     }
 }

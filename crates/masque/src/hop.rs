@@ -51,6 +51,10 @@ pub trait TokenSource: fmt::Debug + Send + Sync {
 
     /// The relay has refused one of them, which is lost.
     fn refused(&self) {}
+
+    /// A connection that was shown one is lost, or is to be replaced, and the relay may be the one who wants it so: the next token may be taken at a moment
+    /// that it has chosen.
+    fn ended(&self) {}
 }
 
 /// An overlay that ends at one relay. Cheap to clone.

@@ -3,15 +3,16 @@
 //! what relays are asked, the tokens, the first packets of connections down to the ClientHello.
 //!
 //! What they have besides is told in docs/threat-model.md and not tried here: addresses (the issuer and the first relay), and times and sizes of packets
-//! (both relays).
+//! (both relays). But one times are: a relay tries to have a client ask the issuer when it wants it to.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     io::{self, Read, Write},
     net::{Ipv4Addr, TcpListener, TcpStream},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     thread,
+    time::{Duration, Instant},
 };
 
 use hoplite_crypto::{ALPN_HTTP1, Certificates, Pin, server_tls};
@@ -28,6 +29,7 @@ use hoplite_wire::{
 };
 use num_bigint::BigUint;
 use parking_lot::Mutex;
+use rustix::process::Signal;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use tempfile::TempDir;
 
@@ -466,7 +468,7 @@ struct World {
     issuer: Issuer,
     at_issuer: IssuerWitness,
     at_relays: [Witness; 2],
-    _relays: [Running; 2],
+    relays: [Running; 2],
 }
 
 impl World {
@@ -482,7 +484,7 @@ impl World {
             issuer,
             at_issuer,
             at_relays,
-            _relays: started.map(|(relay, _)| relay),
+            relays: started.map(|(relay, _)| relay),
         }
     }
 
@@ -512,13 +514,24 @@ impl World {
 fn relay(issuer: &Issuer, name: &str) -> (Running, String) {
     let place = issuer.path();
     write(place, "keys.json", &issuer.directory().to_json());
-    let file = format!(
-        "listen = [\"127.0.0.1:0\"]\nidentity = \"{name}\"\n[egress]\nallow = [\"127.0.0.0/8\"]\n[auth.private_tokens]\n\
-         issuer = \"issuer.test\"\norigin = {name:?}\nkeys = \"keys.json\"\nspent = \"{name}.sqlite\"\n"
-    );
-    let mut relay = Running::start("relay", &write(place, &format!("{name}.toml"), &file));
+    let file = takes(place, name, &private_tokens(name));
+    let mut relay = Running::start("relay", &file);
     let up = relay.line_with("the relay is up");
     (relay, up)
+}
+
+/// The file of a relay that lets these in.
+fn takes(place: &Path, name: &str, auth: &str) -> PathBuf {
+    let file = format!(
+        "listen = [\"127.0.0.1:0\"]\nidentity = \"{name}\"\n[egress]\nallow = [\"127.0.0.0/8\"]\n{auth}"
+    );
+    write(place, &format!("{name}.toml"), &file)
+}
+
+fn private_tokens(name: &str) -> String {
+    format!(
+        "[auth.private_tokens]\nissuer = \"issuer.test\"\norigin = {name:?}\nkeys = \"keys.json\"\nspent = \"{name}.sqlite\"\n"
+    )
 }
 
 fn begun(place: &Path) -> (Running, u16) {
@@ -596,6 +609,36 @@ fn issuer_and_relays_who_compare_all_they_have_seen_link_no_client_to_its_accoun
             pairs.len()
         );
     }
+}
+
+#[test]
+fn a_relay_that_refuses_on_a_connection_that_it_let_in_does_not_choose_when_the_issuer_is_asked() {
+    let mut world = World::new();
+    let (place, target) = (world.client("ann"), target());
+    let (_client, socks) = begun(place.path());
+    assert_eq!(through_socks(socks, target), (0, "hello".into()));
+    let asked = world.at_issuer.seen.lock().len();
+
+    // Until one request is answered by 407 it takes no tokens of the issuer.
+    write(world.issuer.path(), "other.token", "another\n");
+    let other = "[[auth.token]]\nfile = \"other.token\"\n";
+    for (auth, is_refused) in [(other, true), (&*private_tokens("b"), false)] {
+        takes(world.issuer.path(), "b", auth);
+        world.relays[1].signal(Signal::HUP);
+        world.relays[1].line_with("were read again");
+        // "Connection not allowed by ruleset."
+        assert!(!is_refused || through_socks(socks, target).0 == 2);
+    }
+    let refused = Instant::now();
+
+    // As long as it takes a client at most that reads the keys again soon.
+    let mut came = (1, String::new());
+    while came.0 != 0 || refused.elapsed() < Duration::from_secs(62) {
+        assert!(refused.elapsed() < PATIENCE, "{came:?}");
+        thread::sleep(Duration::from_secs(1));
+        came = through_socks(socks, target);
+    }
+    assert_eq!(world.at_issuer.seen.lock().len(), asked);
 }
 
 /// Who compares would find what is there.
