@@ -105,6 +105,11 @@ impl Budget {
         self.short.swap(false, Relaxed)
     }
 
+    /// How many flows have a part of it.
+    pub(crate) fn flows(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Whose flow is evicted for one of `newcomer`: see [`crate::users::Shares::victim`].
     pub(crate) fn victim(&self, newcomer: User) -> Option<User> {
         self.slots.victim(newcomer)

@@ -46,8 +46,10 @@ pub struct Http {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// Programs' connections open at once, SOCKS and HTTP together; a further one takes the place of one that rests,
-    /// or waits in the kernel's queue of 1024.
+    /// Programs' connections open at once, SOCKS and HTTP together. When all places are taken, a further one takes that of the user who has most
+    /// connections if its own user has fewer, whether anything moves there or not; else that of one of its own user that rests, or it waits, as one
+    /// of 256: of more the newest of the user who has most is reset. Programs on this machine are told apart by their user and, where the kernel
+    /// tells it, by their control group, others by their address.
     pub connections: usize,
     /// How long a program may take for its SOCKS handshake, or for the header of an HTTP request; also how
     /// long an HTTP connection waits for its next request.
@@ -62,13 +64,14 @@ pub struct Limits {
     /// How long a UDP flow without any datagram is kept; RFC 4787 §4.3 wants at least two minutes.
     #[serde(deserialize_with = "hoplite_config::seconds")]
     pub idle_datagrams: Duration,
-    /// How long nothing must have moved on a program's connection before it is closed for another when all places are taken; the programs of the
-    /// address that has most connections go first.
+    /// How long nothing must have moved on a program's connection before it is closed for another of the same user when all places are taken. Of an
+    /// association only datagrams count.
     #[serde(deserialize_with = "hoplite_config::seconds")]
     pub idle_when_full: Duration,
     /// UDP flows of one association; a further one takes the place of the one that was used least lately.
     pub datagram_flows: usize,
-    /// Bytes of memory for datagrams that wait in the flows of all associations together; further ones are dropped.
+    /// Bytes of memory for datagrams that wait in the flows of all associations together; further ones are dropped. When there is none for a further
+    /// flow, one of the user who has most flows ends.
     pub datagram_memory: usize,
     /// The largest header of an HTTP request or answer, in bytes; a larger one is refused.
     pub header: usize,

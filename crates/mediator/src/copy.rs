@@ -409,6 +409,7 @@ mod down_tests {
     };
 
     use super::*;
+    use crate::users::User;
 
     /// A target that always has more, in pieces of one size, and counts what was taken.
     #[derive(Debug)]
@@ -460,7 +461,8 @@ mod down_tests {
         let address = listener.local_addr().expect("bound");
         let program = TcpStream::connect(address).await.expect("connects");
         let (tcp, _) = listener.accept().await.expect("accepts");
-        (ProgramConnection::new(tcp), program)
+        let user = User::at(address.ip());
+        (ProgramConnection::new(tcp, user), program)
     }
 
     #[tokio::test]

@@ -94,8 +94,10 @@ counters! {
     accepted_http;
     /// Programs that did not speak the protocol, or were too slow to.
     malformed;
-    /// Idle connections evicted for another when all slots were taken.
+    /// Connections evicted for another when all slots were taken.
     rested;
+    /// Connections reset because too many waited for a slot.
+    crowded;
     /// TCP flows opened.
     streams;
     /// UDP flows opened.

@@ -230,6 +230,11 @@ impl<W: Copy> FlowSender<W> {
         shared.account = None;
     }
 
+    /// Whether it holds nothing any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.lock().account.is_none()
+    }
+
     /// How readily it is evicted: see [`Account::eviction_weight`]. `None` if it is over.
     pub(crate) fn eviction_weight(&self, now: Instant) -> Option<(u128, Duration)> {
         let shared = self.lock();

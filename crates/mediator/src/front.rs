@@ -5,14 +5,14 @@ use std::{
     collections::HashMap,
     future::{Future, pending},
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     pin::pin,
     sync::Arc,
     time::Duration,
 };
 
 use hoplite_overlay::{Error, Isolation, Overlay, Stream, Terms};
-use hoplite_wire::Target;
+use hoplite_wire::{Target, ip::TCP};
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
     task::{AbortHandle, Id, JoinSet},
@@ -25,16 +25,19 @@ use crate::{
     counters::Counters,
     http,
     program::{LastUse, ProgramConnection},
-    socks,
+    socks::{self, SharedFlows},
     tun::{FlowKey, SocketOwners, socket_owners},
-    users::Owner,
+    users::{Shares, User, UserQueues, WaitingRoom},
 };
 
 /// Connections that wait in the kernel until they are accepted.
 const BACKLOG: u32 = 1024;
 /// How long accepting rests when the system gives no more connections (no file descriptors, say).
 const ACCEPT_REST: Duration = Duration::from_millis(100);
-/// How often a program that waits for a place looks whether somebody rests.
+/// Connections that wait here for a place, so that one that waits holds up nobody behind it: as many as a few users open in a burst. Each holds a
+/// file descriptor; when there are more, the newest of the user that has most is reset.
+const WAITING: usize = 256;
+/// How often those that wait for a place look whether a connection of their own user rests.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// How often at most that is said.
 const WARN_EVERY: Duration = Duration::from_secs(30);
@@ -77,8 +80,9 @@ pub(crate) struct ProxyContext {
     pub(crate) udp: bool,
     /// Whoever knows whose a socket is.
     sockets: Option<Box<dyn SocketOwners>>,
-    /// What UDP flows of all associations hold.
+    /// What UDP flows of all associations hold, and which there are.
     pub(crate) datagram_memory: Arc<Budget>,
+    pub(crate) datagram_flows: SharedFlows,
     pub(crate) counters: Arc<Counters>,
 }
 
@@ -86,12 +90,19 @@ pub(crate) struct ProxyContext {
 #[derive(Default)]
 struct Sessions {
     tasks: JoinSet<()>,
+    /// Those that are not being ended.
     entries: HashMap<Id, SessionEntry>,
+    /// Each of `entries` once; some are over.
+    queues: UserQueues<Id>,
+    /// How many of `entries` each user has.
+    shares: Shares,
+    /// When those that waited had none of their own that rests.
+    looked: Option<Instant>,
 }
 
 struct SessionEntry {
     task: AbortHandle,
-    peer: Option<IpAddr>,
+    user: User,
     last_use: LastUse,
 }
 
@@ -104,19 +115,34 @@ impl Sessions {
         self.tasks.is_empty()
     }
 
+    /// Begins those that wait while places are free; when none is, one session may be ended for them.
+    fn admit(&mut self, room: &mut WaitingRoom<Accepted>, context: &Arc<ProxyContext>) {
+        while self.len() < context.limits.connections
+            && let Some(accepted) = room.leave(&self.shares)
+        {
+            self.begin(accepted, context);
+        }
+        if !room.is_empty() {
+            self.evict(room, context);
+        }
+    }
+
     fn begin(&mut self, accepted: Accepted, context: &Arc<ProxyContext>) {
-        let (Accepted::Socks(program) | Accepted::Http(program)) = &accepted;
-        let peer = program
-            .peer_addr()
-            .ok()
-            .map(|peer| peer.ip().to_canonical());
-        let last_use = program.last_use();
+        let program = accepted.program();
+        let (user, last_use) = (program.user(), program.last_use());
+        // The time that it waited does not count.
+        last_use.touch();
         let task = self.tasks.spawn(accepted.serve(Arc::clone(context)));
+        let (id, entries) = (task.id(), &self.entries);
+        let many = entries.len().saturating_mul(2);
+        self.queues.tidy(many, |id| entries.contains_key(id));
+        self.queues.push(user, id);
+        self.shares.add(user);
         self.entries.insert(
-            task.id(),
+            id,
             SessionEntry {
                 task,
-                peer,
+                user,
                 last_use,
             },
         );
@@ -132,31 +158,53 @@ impl Sessions {
                 Some(error).filter(|error| !error.is_cancelled()),
             ),
         };
-        self.entries.remove(&id);
+        self.forget(id);
         if let Some(error) = failed {
             tracing::error!(%error, "a front end's session failed: please report this");
         }
     }
 
-    /// One that rests is ended, of those whose address has most of them; none, while one is ending, or all move.
-    fn evict(&mut self, context: &ProxyContext) {
+    /// One is ended for those that wait, for that whose user has least first; none, while one is ending, or nobody has to make room.
+    fn evict(&mut self, room: &WaitingRoom<Accepted>, context: &ProxyContext) {
         if self.tasks.len() > self.entries.len() {
             return;
         }
-        let mut by_address: HashMap<_, usize> = HashMap::new();
-        for entry in self.entries.values() {
-            *by_address.entry(entry.peer).or_default() += 1;
-        }
-        let rests = |entry: &SessionEntry| entry.last_use.idle_for();
-        let resting = self.entries.iter();
-        let resting = resting.filter(|(_, entry)| rests(entry) >= context.limits.idle_when_full);
-        let most = resting.max_by_key(|(_, entry)| (by_address.get(&entry.peer), rests(entry)));
-        if let Some(id) = most.map(|(id, _)| *id)
-            && let Some(entry) = self.entries.remove(&id)
-        {
+        let now = Instant::now();
+        let looks = self.looked.is_none_or(|then| now - then >= CHECK_EVERY);
+        let users = room.users(&self.shares);
+        let mut users = users.into_iter();
+        let loser = users.find_map(|user| self.loser(user, looks, context));
+        if let Some(entry) = loser.and_then(|id| self.forget(id)) {
             context.counters.rested.add(1);
             entry.task.abort();
+        } else if looks {
+            self.looked = Some(now);
         }
+    }
+
+    /// Which one makes room for one of `newcomer`: that which has been idle the longest of the user that has most. Of its own, where it `looks`
+    /// among them, only one that rests.
+    fn loser(&self, newcomer: User, looks: bool, context: &ProxyContext) -> Option<Id> {
+        let victim = self.shares.victim(newcomer)?;
+        let is_own = victim == newcomer;
+        if is_own && !looks {
+            return None;
+        }
+        let (idle, id) = self.longest_idle(victim)?;
+        (!is_own || idle >= context.limits.idle_when_full).then_some(id)
+    }
+
+    fn longest_idle(&self, user: User) -> Option<(Duration, Id)> {
+        let all = self.queues.next(user);
+        let idle = all.filter_map(|id| Some((self.entries.get(id)?.last_use.idle_for(), *id)));
+        idle.max_by_key(|(idle, _)| *idle)
+    }
+
+    /// Its place counts as free.
+    fn forget(&mut self, id: Id) -> Option<SessionEntry> {
+        let entry = self.entries.remove(&id)?;
+        self.shares.remove(entry.user);
+        Some(entry)
     }
 }
 
@@ -175,18 +223,12 @@ impl Front {
         config.check()?;
         let socks = bind("SOCKS", "socks", config.socks.listen)?;
         let http = bind("HTTP", "http", config.http.listen)?;
-        let counters = Arc::default();
-        let sockets = if config.socks.udp {
-            socket_owners()
-        } else {
-            None
-        };
         Ok(Self {
             socks,
             http,
             config,
-            sockets,
-            counters,
+            sockets: socket_owners(),
+            counters: Arc::default(),
         })
     }
 
@@ -210,26 +252,29 @@ impl Front {
         let context = Arc::new(ProxyContext {
             overlay,
             datagram_memory: Budget::new(self.config.limits.datagram_memory),
+            datagram_flows: SharedFlows::default(),
             limits: self.config.limits,
             udp: self.config.socks.udp,
             sockets: self.sockets,
             counters: self.counters,
         });
-        let mut listeners = Listeners::new(self.socks, self.http);
-        let (mut sessions, mut waiting) = (Sessions::default(), None);
+        let mut listeners = Listeners::new(self.socks, self.http, &context);
+        let (mut sessions, mut room) = (Sessions::default(), WaitingRoom::new(WAITING));
         let mut shutdown = pin!(shutdown);
         loop {
             tokio::select! {
                 () = &mut shutdown => break,
                 () = sessions.ended(), if !sessions.is_empty() => {}
-                accepted = listeners.accept(), if waiting.is_none() => waiting = Some(accepted),
-                () = sleep(CHECK_EVERY), if waiting.is_some() => {}
+                accepted = listeners.accept() => {
+                    let user = accepted.program().user();
+                    // Dropped, it is reset.
+                    if room.enter(user, accepted, &sessions.shares).is_some() {
+                        context.counters.crowded.add(1);
+                    }
+                }
+                () = sleep(CHECK_EVERY), if !room.is_empty() => {}
             }
-            if waiting.is_some() && sessions.len() >= context.limits.connections {
-                sessions.evict(&context);
-            } else if let Some(accepted) = waiting.take() {
-                sessions.begin(accepted, &context);
-            }
+            sessions.admit(&mut room, &context);
         }
         sessions.tasks.shutdown().await;
     }
@@ -285,16 +330,21 @@ fn explain(source: &io::Error, section: &str) -> String {
 struct Listeners {
     socks: Option<TcpListener>,
     http: Option<TcpListener>,
+    context: Arc<ProxyContext>,
     warned: Option<Instant>,
 }
 
 impl Listeners {
-    fn new(socks: Option<TcpListener>, http: Option<TcpListener>) -> Self {
-        let warned = None;
+    fn new(
+        socks: Option<TcpListener>,
+        http: Option<TcpListener>,
+        context: &Arc<ProxyContext>,
+    ) -> Self {
         Self {
             socks,
             http,
-            warned,
+            context: Arc::clone(context),
+            warned: None,
         }
     }
 
@@ -302,8 +352,8 @@ impl Listeners {
     async fn accept(&mut self) -> Accepted {
         loop {
             let next = tokio::select! {
-                tcp = accept(self.socks.as_ref()) => tcp.map(|tcp| Accepted::Socks(ProgramConnection::new(tcp))),
-                tcp = accept(self.http.as_ref()) => tcp.map(|tcp| Accepted::Http(ProgramConnection::new(tcp))),
+                tcp = accept(self.socks.as_ref()) => tcp.map(|(tcp, peer)| Accepted::Socks(self.context.program(tcp, peer))),
+                tcp = accept(self.http.as_ref()) => tcp.map(|(tcp, peer)| Accepted::Http(self.context.program(tcp, peer))),
             };
             match next {
                 Ok(accepted) => return accepted,
@@ -322,14 +372,19 @@ impl Listeners {
     }
 }
 
-async fn accept(listener: Option<&TcpListener>) -> io::Result<TcpStream> {
+async fn accept(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
     match listener {
-        Some(listener) => listener.accept().await.map(|(tcp, _)| tcp),
+        Some(listener) => listener.accept().await,
         None => pending().await,
     }
 }
 
 impl Accepted {
+    fn program(&self) -> &ProgramConnection {
+        let (Self::Socks(program) | Self::Http(program)) = self;
+        program
+    }
+
     async fn serve(self, context: Arc<ProxyContext>) {
         match self {
             Self::Socks(program) => {
@@ -346,19 +401,23 @@ impl Accepted {
 
 impl ProxyContext {
     /// Who has opened the socket of this machine that sends from `program` to `target`; `None` if there is none, or nobody can tell.
-    pub(crate) fn owner(
+    pub(crate) fn user(
         &self,
         protocol: u8,
         program: SocketAddr,
         target: SocketAddr,
-    ) -> Option<Owner> {
+    ) -> Option<User> {
         let [program, target] =
             [program, target].map(|it| SocketAddr::new(it.ip().to_canonical(), it.port()));
         let key = FlowKey { program, target };
-        self.sockets
-            .as_ref()?
-            .user(protocol, key)
-            .map(|user| user.owner)
+        self.sockets.as_ref()?.user(protocol, key)
+    }
+
+    /// An accepted connection, of the user who has opened its other end on this machine, or else of the one at its address.
+    fn program(&self, tcp: TcpStream, peer: SocketAddr) -> ProgramConnection {
+        let at = tcp.local_addr().ok();
+        let user = at.and_then(|at| self.user(TCP, peer, at));
+        ProgramConnection::new(tcp, user.unwrap_or_else(|| User::at(peer.ip())))
     }
 
     pub(crate) fn terms(&self, isolation: Isolation) -> Terms {
@@ -413,6 +472,14 @@ mod tests {
     async fn a_front_that_is_off_has_no_address() {
         let front = Front::bind(at("127.0.0.1:0")).expect("binds");
         assert!(front.socks_addr().is_some() && front.http_addr().is_none());
+    }
+
+    #[tokio::test]
+    async fn whose_a_connection_is_can_be_asked_where_udp_is_not_served() {
+        let mut config = at("127.0.0.1:0");
+        config.socks.udp = false;
+        let front = Front::bind(config).expect("binds");
+        assert_eq!(front.sockets.is_some(), socket_owners().is_some());
     }
 
     #[tokio::test]

@@ -20,6 +20,8 @@ use tokio::{
     time::{Instant, timeout},
 };
 
+use crate::users::User;
+
 /// How long, and for how many bytes, a refused program may go on talking before it is cut off.
 const MAX_DRAIN: Duration = Duration::from_secs(1);
 const MAX_DRAINED_BYTES: u64 = 64 * 1024;
@@ -28,6 +30,7 @@ const MAX_DRAINED_BYTES: u64 = 64 * 1024;
 #[derive(Debug)]
 pub(crate) struct ProgramConnection {
     tcp: TcpStream,
+    user: User,
     clean_close: CleanClose,
     last_use: LastUse,
 }
@@ -80,17 +83,23 @@ impl CleanClose {
 }
 
 impl ProgramConnection {
-    /// Takes an accepted connection; small writes leave at once.
-    pub(crate) fn new(tcp: TcpStream) -> Self {
+    /// Takes an accepted connection of this user; small writes leave at once.
+    pub(crate) fn new(tcp: TcpStream, user: User) -> Self {
         if let Err(error) = tcp.set_nodelay(true) {
             tracing::debug!(%error, "TCP_NODELAY was not taken");
         }
         let (clean_close, last_use) = (CleanClose::default(), LastUse::new());
         Self {
             tcp,
+            user,
             clean_close,
             last_use,
         }
+    }
+
+    /// Whose it is.
+    pub(crate) fn user(&self) -> User {
+        self.user
     }
 
     pub(crate) fn last_use(&self) -> LastUse {
@@ -127,6 +136,12 @@ impl ProgramConnection {
             Ok(n) if n > 0 => pending().await,
             Ok(_) | Err(_) => {}
         }
+    }
+
+    /// Until the program closes. What it sends meanwhile has no meaning, and is no use of the connection.
+    pub(crate) async fn closed(&mut self) {
+        let mut ignored = [0; 64];
+        while self.tcp.read(&mut ignored).await.is_ok_and(|n| n > 0) {}
     }
 
     /// Finishes in order, once a refusal has been written. What the program still sends is read for a moment,

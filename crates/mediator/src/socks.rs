@@ -6,11 +6,12 @@
 
 use std::{
     cell::RefCell,
+    cmp::Reverse,
     collections::HashMap,
     future::poll_fn,
     io::{self, IoSliceMut},
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, Weak},
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -21,9 +22,10 @@ use hoplite_overlay::{
 };
 use hoplite_wire::{
     Host, Target,
-    ip::{TCP, UDP},
+    ip::UDP,
     socks::{Acceptor, Command, DatagramView, Endpoint, Refusal, Reply, ReplyCode, Request, Step},
 };
+use parking_lot::Mutex;
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, Interest},
@@ -33,11 +35,12 @@ use tokio::{
 };
 
 use crate::{
+    budget::Account,
     copy::copy,
     datagrams::{self, FLOW_FLOOR, HOLD_OFF, ProgramSide, PushOutcome},
     front::ProxyContext,
     program::{LastUse, ProgramConnection},
-    users::{Owner, User},
+    users::{Owner, User, UserQueues},
 };
 
 /// Serves one program until it or its flow ends.
@@ -224,15 +227,9 @@ async fn associate(
     tokio::select! {
         error = association.run() => tracing::debug!(%error, "an association's socket failed"),
         // "A UDP association terminates when the TCP connection that the UDP ASSOCIATE request arrived on terminates."
-        () = until_closed(&mut program) => {}
+        () = program.closed() => {}
     }
     program.close().await;
-}
-
-/// Until the program closes; what it sends meanwhile has no meaning.
-async fn until_closed(program: &mut ProgramConnection) {
-    let mut ignored = [0; 64];
-    while program.read(&mut ignored).await.is_ok_and(|n| n > 0) {}
 }
 
 /// UDP ASSOCIATE (RFC 1928 §4, §6, §7): a socket for one program, and a flow for each target that it sends to, until the program closes its
@@ -243,22 +240,73 @@ struct Association {
     socket: Arc<Socket>,
     isolation: Isolation,
     far: Arc<FarSocket>,
-    /// The address of the program's TCP connection.
+    /// The address of the program's TCP connection, and whose that is.
     peer: IpAddr,
+    user: User,
     /// Who has opened it, where the kernel tells whose a socket is.
     owner: Option<Owner>,
-    /// That connection rests while datagrams move.
+    /// Of that connection: the program's datagrams alone are a use of it.
     last_use: LastUse,
     /// The port that the program sends from, once it is known.
     port: Option<u16>,
     /// By the header of the datagrams: at most `limits.datagram_flows`, the least recently used is evicted.
-    flows: HashMap<Box<[u8]>, FlowEntry>,
+    flows: HashMap<Box<[u8]>, Arc<FlowEntry>>,
     tasks: JoinSet<()>,
 }
 
+#[derive(Debug)]
 struct FlowEntry {
     sender: FlowSender,
     task: AbortHandle,
+}
+
+impl FlowEntry {
+    fn is_over(&self) -> bool {
+        self.sender.is_over()
+    }
+
+    /// Its memory is free at once.
+    fn end(&self) {
+        self.sender.end();
+        self.task.abort();
+    }
+}
+
+/// How many flows of a user are looked at when one has to be evicted.
+const CANDIDATES: usize = 8;
+
+/// The flows of all associations, by user: when there is no memory for a further one, one of another association may have to end. Each is in it
+/// once; some are over.
+#[derive(Debug, Default)]
+pub(crate) struct SharedFlows(Mutex<UserQueues<Weak<FlowEntry>>>);
+
+impl SharedFlows {
+    /// `all` are the flows that there are, more or less: when twice as many are known, those that are over are forgotten.
+    fn add(&self, user: User, flow: &Arc<FlowEntry>, all: usize) {
+        let mut flows = self.0.lock();
+        let is_there = |flow: Arc<FlowEntry>| !flow.is_over();
+        flows.tidy(all.saturating_mul(2), |known| {
+            known.upgrade().is_some_and(is_there)
+        });
+        flows.push(user, Arc::downgrade(flow));
+    }
+
+    /// Of the user's next few flows the one ends whose eviction weight is largest.
+    fn evict(&self, user: User, now: Instant) {
+        let mut flows = self.0.lock();
+        let weight = |known: &Weak<FlowEntry>| known.upgrade()?.sender.eviction_weight(now);
+        loop {
+            // Those that are over come first.
+            let next = flows.next(user).take(CANDIDATES).enumerate();
+            let Some((at, _)) = next.min_by_key(|(_, known)| weight(known).map(Reverse)) else {
+                return;
+            };
+            let flow = flows.take(user, at).and_then(|known| known.upgrade());
+            if let Some(flow) = flow.filter(|flow| !flow.is_over()) {
+                return flow.end();
+            }
+        }
+    }
 }
 
 impl Association {
@@ -271,15 +319,18 @@ impl Association {
         let (from, at) = (program.peer_addr()?, program.local_addr()?);
         let peer = from.ip().to_canonical();
         let socket = Socket::bind(at).await?;
+        let user = program.user();
         // A kernel that tells nothing of UDP does not tell of this one either.
-        let tells = context.owner(UDP, socket.local_addr()?, from).is_some();
+        let tells = context.user(UDP, socket.local_addr()?, from).is_some();
+        let is_told = |owner: &Owner| tells && matches!(owner, Owner::Uid(_));
         Ok(Self {
             context: Arc::clone(context),
             socket: Arc::new(socket),
             isolation,
             far: Arc::default(),
             peer,
-            owner: context.owner(TCP, from, at).filter(|_| tells),
+            user,
+            owner: Some(user.owner).filter(is_told),
             last_use: program.last_use(),
             port: announced_port(announced, peer),
             flows: HashMap::new(),
@@ -324,8 +375,8 @@ impl Association {
             return None;
         }
         let known = self.flows.get(view.header);
-        if known.is_none_or(|entry| entry.task.is_finished()) {
-            self.open(&view, received.source)?;
+        if known.is_none_or(|flow| flow.is_over()) {
+            self.open(&view, received.source, now)?;
         }
         self.port = Some(received.source.port());
         self.last_use.touch();
@@ -348,16 +399,18 @@ impl Association {
     fn is_of_the_same_user(&self, source: SocketAddr) -> bool {
         let sends = || {
             let at = self.socket.local_addr().ok()?;
-            self.context.owner(UDP, source, at)
+            self.context.user(UDP, source, at).map(|user| user.owner)
         };
         self.owner.is_none_or(|owner| sends() == Some(owner))
     }
 
-    fn open(&mut self, view: &DatagramView<'_>, program: SocketAddr) -> Option<()> {
+    fn open(&mut self, view: &DatagramView<'_>, program: SocketAddr, now: Instant) -> Option<()> {
         let target = view.endpoint.endpoint().ok()?.target().ok()?;
         self.evict();
-        let memory = &self.context.datagram_memory;
-        let account = memory.open(User::at(self.peer), target.host.clone(), FLOW_FLOOR)?;
+        let account = self.account(&target).or_else(|| {
+            self.free_memory(now);
+            self.account(&target)
+        })?;
         let sender = FlowSender::new(account);
         let flow = AssociationFlow {
             context: Arc::clone(&self.context),
@@ -368,9 +421,16 @@ impl Association {
             sender: sender.clone(),
         };
         let task = self.tasks.spawn(flow.run(target, self.isolation.clone()));
-        let entry = FlowEntry { sender, task };
-        self.flows.insert(view.header.into(), entry);
+        let flow = Arc::new(FlowEntry { sender, task });
+        let all = self.context.datagram_memory.flows();
+        self.context.datagram_flows.add(self.user, &flow, all);
+        self.flows.insert(view.header.into(), flow);
         Some(())
+    }
+
+    fn account(&self, target: &Target) -> Option<Account> {
+        let memory = &self.context.datagram_memory;
+        memory.open(self.user, target.host.clone(), FLOW_FLOOR)
     }
 
     /// Forgets the flows that are over; when that does not help, the one that was used least lately.
@@ -379,19 +439,33 @@ impl Association {
         if self.flows.len() < self.context.limits.datagram_flows {
             return;
         }
-        self.flows.retain(|_, entry| !entry.task.is_finished());
-        if self.flows.len() < self.context.limits.datagram_flows {
-            return;
+        self.flows.retain(|_, flow| !flow.is_over());
+        if self.flows.len() >= self.context.limits.datagram_flows {
+            self.end_oldest();
         }
-        let oldest = self
-            .flows
-            .iter()
-            .min_by_key(|(_, entry)| entry.sender.used());
+    }
+
+    /// A flow ends of the user that has most; where that is the program's own, the one of this association that was used least lately.
+    fn free_memory(&mut self, now: Instant) {
+        let Some(victim) = self.context.datagram_memory.victim(self.user) else {
+            return;
+        };
+        self.flows.retain(|_, flow| !flow.is_over());
+        if victim == self.user && !self.flows.is_empty() {
+            self.end_oldest();
+        } else {
+            self.context.datagram_flows.evict(victim, now);
+        }
+    }
+
+    fn end_oldest(&mut self) {
+        let flows = self.flows.iter();
+        let oldest = flows.min_by_key(|(_, flow)| flow.sender.used());
         let Some(header) = oldest.map(|(header, _)| header.clone()) else {
             return;
         };
-        if let Some(entry) = self.flows.remove(&header) {
-            entry.task.abort();
+        if let Some(flow) = self.flows.remove(&header) {
+            flow.end();
         }
     }
 }

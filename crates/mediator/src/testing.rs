@@ -130,8 +130,12 @@ pub(crate) fn start_with(overlay: Scripted, config: Config) -> Running {
 }
 
 /// On a machine of which `sockets` tells whose a socket is.
-pub(crate) fn start_on(overlay: Scripted, sockets: Option<Box<dyn SocketOwners>>) -> Running {
-    let mut front = Front::bind(config()).expect("binds");
+pub(crate) fn start_on(
+    overlay: Scripted,
+    config: Config,
+    sockets: Option<Box<dyn SocketOwners>>,
+) -> Running {
+    let mut front = Front::bind(config).expect("binds");
     front.sockets = sockets;
     run(overlay, front)
 }

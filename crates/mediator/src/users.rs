@@ -249,6 +249,66 @@ impl<T> UserQueues<T> {
     }
 }
 
+/// Those that wait for a slot, a bounded number of them. Who has least slots is the first to have one; when there are too many, the newest of
+/// the user that has most, slots and waiting ones together, is sent away.
+pub(crate) struct WaitingRoom<T> {
+    /// In the order in which they came.
+    waiting: VecDeque<(User, T)>,
+    shares: Shares,
+    places: usize,
+}
+
+impl<T> WaitingRoom<T> {
+    /// With room for so many.
+    pub(crate) fn new(places: usize) -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            shares: Shares::default(),
+            places,
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// A further one waits; answers who is sent away, it or another. `slots` are those that are taken.
+    pub(crate) fn enter(&mut self, user: User, item: T, slots: &Shares) -> Option<T> {
+        self.shares.add(user);
+        self.waiting.push_back((user, item));
+        if self.waiting.len() <= self.places {
+            return None;
+        }
+        let has = |user| {
+            let ((owned, had), (owner_waits, waits)) = (slots.of(user), self.shares.of(user));
+            (owned + owner_waits, had + waits)
+        };
+        let waiting = self.waiting.iter().enumerate();
+        let (at, _) = waiting.max_by_key(|(_, (user, _))| has(*user))?;
+        self.remove(at)
+    }
+
+    /// The next to have a slot: of the user that has least the one that has waited longest.
+    pub(crate) fn leave(&mut self, slots: &Shares) -> Option<T> {
+        let waiting = self.waiting.iter().enumerate();
+        let (at, _) = waiting.min_by_key(|(_, (user, _))| slots.of(*user))?;
+        self.remove(at)
+    }
+
+    /// Who waits, each user once, who has least slots first.
+    pub(crate) fn users(&self, slots: &Shares) -> Vec<User> {
+        let mut users: Vec<_> = self.shares.users.keys().copied().collect();
+        users.sort_unstable_by_key(|user| (slots.of(*user), *user));
+        users
+    }
+
+    fn remove(&mut self, at: usize) -> Option<T> {
+        let (user, item) = self.waiting.remove(at)?;
+        self.shares.remove(user);
+        Some(item)
+    }
+}
+
 impl fmt::Debug for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Owner(hidden)")
@@ -276,6 +336,12 @@ impl fmt::Debug for Slot {
 impl<T> fmt::Debug for UserQueues<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "UserQueues({})", self.all)
+    }
+}
+
+impl<T> fmt::Debug for WaitingRoom<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WaitingRoom({} wait)", self.waiting.len())
     }
 }
 
@@ -354,6 +420,24 @@ mod tests {
         let left = (counted.shares.owners.len(), counted.shares.users.len());
         let sorted = (counted.shares.by_owner.len(), counted.shares.by_user.len());
         assert_eq!((left, sorted), ((0, 0), (0, 0)));
+    }
+
+    #[test]
+    fn who_waits_has_a_place_by_how_few_its_user_has_and_the_newest_of_a_crowd_is_sent_away() {
+        let (crowd, quiet) = (user(1, 1), user(2, 1));
+        let (mut slots, mut room) = (Shares::default(), WaitingRoom::new(4));
+        (0..10).for_each(|_| slots.add(crowd));
+        slots.add(quiet);
+        for number in 0..4 {
+            assert_eq!(room.enter(crowd, number, &slots), None);
+        }
+        assert_eq!(room.enter(crowd, 4, &slots), Some(4));
+        assert_eq!(room.enter(quiet, 5, &slots), Some(3));
+        assert_eq!(room.enter(quiet, 6, &slots), Some(2));
+        assert_eq!(room.users(&slots), [quiet, crowd]);
+        let left: Vec<_> = std::iter::from_fn(|| room.leave(&slots)).collect();
+        assert_eq!(left, [5, 6, 0, 1]);
+        assert!(room.is_empty() && room.shares.users.is_empty());
     }
 
     proptest! {

@@ -5,7 +5,7 @@ mod far;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use hoplite_overlay::{Error, ErrorKind, Isolation};
-use hoplite_testing::targets;
+use hoplite_testing::{soon, targets};
 use hoplite_wire::socks::{CredentialsView, Endpoint, Reply, ReplyCode};
 use parking_lot::Mutex;
 use tokio::{
@@ -14,6 +14,7 @@ use tokio::{
 };
 
 use crate::{
+    Config,
     testing::{
         Route, Running, Scripted, config, failures, read_all, read_exactly, start, start_on,
         start_with,
@@ -48,9 +49,18 @@ async fn ask(tcp: &mut TcpStream, request: &[u8]) -> u8 {
 }
 
 async fn connect(front: &Running) -> TcpStream {
-    let mut tcp = greet(front).await;
+    connected(front.to_socks().await).await
+}
+
+async fn connected(tcp: TcpStream) -> TcpStream {
+    let mut tcp = greeted(tcp).await;
     assert_eq!(ask(&mut tcp, &by_name(1)).await, 0);
     tcp
+}
+
+/// Whether what is sent comes back.
+async fn echoes(tcp: &mut TcpStream) -> bool {
+    tcp.write_all(b"hello").await.is_ok() && soon(tcp.read_exact(&mut [0; 5])).await.is_ok()
 }
 
 /// A front whose one target is a listener of the test.
@@ -322,11 +332,7 @@ async fn from(host: u8, front: &Running) -> TcpStream {
     let socket = TcpSocket::new_v4().expect("a socket");
     let address = SocketAddr::from(([127, 0, 0, host], 0));
     socket.bind(address).expect("loopback");
-    let mut tcp = socket.connect(front.socks).await.expect("connects");
-    tcp.write_all(&[5, 1, 0]).await.expect("writes");
-    assert_eq!(read_exactly(&mut tcp, 2).await, [5, 0]);
-    assert_eq!(ask(&mut tcp, &by_name(1)).await, 0);
-    tcp
+    connected(socket.connect(front.socks).await.expect("connects")).await
 }
 
 #[tokio::test]
@@ -335,17 +341,101 @@ async fn a_host_that_holds_all_places_loses_one_to_a_newcomer_and_the_only_conne
     let overlay = Scripted::default().route(NAME, Route::To(targets::tcp_echo().await));
     let mut config = config();
     (config.limits.connections, config.limits.idle_when_full) = (5, Duration::ZERO);
-    let front = start_with(overlay, config);
+    let front = start_on(overlay, config, None);
     let mut all = Vec::new();
     for host in [3, 2, 2, 2, 2, 4] {
         all.push(from(host, &front).await);
     }
     assert_eq!(front.counters.snapshot().rested, 1);
     for which in [0, 5] {
-        all[which].write_all(b"hello").await.expect("open");
-        assert_eq!(read_exactly(&mut all[which], 5).await, b"hello");
+        assert!(echoes(&mut all[which]).await);
     }
     front.stop().await;
+}
+
+/// A machine of which `OthersPorts` tells whose sockets are, and the ports that are another user's.
+fn on_shared_machine(overlay: Scripted, config: Config) -> (Running, Arc<Mutex<Vec<u16>>>) {
+    let others = Arc::<Mutex<Vec<u16>>>::default();
+    let owners = OthersPorts(Arc::clone(&others));
+    let front = start_on(overlay, config, Some(Box::new(owners)));
+    (front, others)
+}
+
+/// Another user's connection.
+async fn of_other(front: &Running, others: &Mutex<Vec<u16>>) -> TcpStream {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    socket.bind(any).expect("loopback");
+    let address = socket.local_addr().expect("bound");
+    others.lock().push(address.port());
+    socket.connect(front.socks).await.expect("connects")
+}
+
+/// So much time passes at once.
+async fn pass(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
+
+#[tokio::test]
+async fn a_user_that_keeps_all_places_busy_loses_one_to_another_at_once_whose_resting_connection_stays()
+ {
+    let overlay = Scripted::default().route(NAME, Route::To(targets::tcp_echo().await));
+    let mut config = config();
+    config.limits.connections = 4;
+    let (front, others) = on_shared_machine(overlay, config);
+    let mut resting = connected(of_other(&front, &others).await).await;
+    let mut busy = Vec::new();
+    for _ in 0..3 {
+        busy.push(connect(&front).await);
+    }
+    pass(Duration::from_secs(90)).await;
+    for tcp in &mut busy {
+        assert!(echoes(tcp).await);
+    }
+    let mut newcomer = soon(connected(of_other(&front, &others).await)).await;
+    assert!(echoes(&mut newcomer).await && echoes(&mut resting).await);
+    let mut left = 0;
+    for tcp in &mut busy {
+        left += usize::from(echoes(tcp).await);
+    }
+    assert_eq!((left, front.counters.snapshot().rested), (2, 1));
+}
+
+#[tokio::test]
+async fn a_program_that_waits_for_a_place_holds_up_nobody_of_another_user() {
+    let overlay = Scripted::default().route(NAME, Route::To(targets::tcp_echo().await));
+    let mut config = config();
+    config.limits.connections = 2;
+    let (front, others) = on_shared_machine(overlay, config);
+    let all = [connect(&front).await, connect(&front).await];
+    let mut waiting = front.to_socks().await;
+    waiting.write_all(&[5, 1, 0]).await.expect("writes");
+    let mut other = soon(connected(of_other(&front, &others).await)).await;
+    assert!(echoes(&mut other).await);
+    let early = waiting.try_read(&mut [0]).expect_err("no answer yet");
+    assert_eq!(early.kind(), std::io::ErrorKind::WouldBlock);
+    drop(all);
+    assert_eq!(soon(read_exactly(&mut waiting, 2)).await, [5, 0]);
+    assert!(echoes(&mut other).await);
+}
+
+#[tokio::test]
+async fn what_is_sent_on_the_connection_of_an_association_does_not_keep_its_place() {
+    let overlay = Scripted::default().route(NAME, Route::To(targets::tcp_echo().await));
+    let mut config = config();
+    config.limits.connections = 2;
+    let front = start_with(overlay, config);
+    let mut association = associate(&front).await;
+    let mut busy = connect(&front).await;
+    pass(Duration::from_secs(90)).await;
+    let control = &mut association.control;
+    control.write_all(b"here").await.expect("writes");
+    assert!(echoes(&mut busy).await);
+    let mut newcomer = soon(connect(&front)).await;
+    assert!(soon(control.read(&mut [0])).await.is_err());
+    assert!(echoes(&mut newcomer).await && echoes(&mut busy).await);
 }
 
 /// A program with an association.
@@ -489,9 +579,7 @@ impl SocketOwners for OthersPorts {
 #[tokio::test]
 async fn another_user_of_this_machine_does_not_take_an_association_whose_port_is_not_known_yet() {
     let overlay = Scripted::default().route(NAME, Route::To(targets::udp_echo().await));
-    let others = Arc::<Mutex<Vec<u16>>>::default();
-    let owners = OthersPorts(Arc::clone(&others));
-    let front = start_on(overlay, Some(Box::new(owners)));
+    let (front, others) = on_shared_machine(overlay, config());
     let program = associate(&front).await;
     let other = socket().await;
     others
@@ -604,6 +692,45 @@ async fn a_further_flow_takes_the_place_of_the_one_used_least_lately() {
         assert_eq!(program.recv().await, datagram(name, b"x"));
     }
     assert_eq!(front.overlay.asked().len(), 3, "a kept its flow");
+}
+
+#[tokio::test]
+async fn a_user_whose_flows_hold_all_memory_makes_room_for_another_and_for_itself() {
+    let mut config = config();
+    // The floors of 512 flows.
+    config.limits.datagram_memory = 1 << 20;
+    let names: Vec<_> = (0..512).map(|n| format!("n{n}.example:1")).collect();
+    let never = |overlay: Scripted, name: &String| overlay.route(name, Route::Hang);
+    let overlay = names.iter().fold(Scripted::default(), never);
+    let echo = Route::To(targets::udp_echo().await);
+    let open = ["a.example:1", "b.example:1", "c.example:1", "d.example:1"];
+    let overlay = open
+        .iter()
+        .fold(overlay, |overlay, name| overlay.route(name, echo.clone()));
+    let (front, others) = on_shared_machine(overlay, config);
+    let mut hogs = Vec::new();
+    for (at, name) in names.iter().enumerate() {
+        if at % 256 == 0 {
+            hogs.push(associate(&front).await);
+        }
+        hogs[at / 256].send(&datagram(name, b"x")).await;
+        while front.overlay.asked().len() <= at {
+            tokio::task::yield_now().await;
+        }
+    }
+    let udp = socket().await;
+    let announced = udp.local_addr().expect("bound").into();
+    let other = associate_over(of_other(&front, &others).await, udp, announced).await;
+    // The last has no flow that could make room.
+    hogs.push(associate(&front).await);
+    let programs = [&other, &other, &hogs[0], &hogs[2]];
+    for _ in 0..2 {
+        for (program, name) in programs.iter().zip(open) {
+            program.send(&datagram(name, b"x")).await;
+            assert_eq!(soon(program.recv()).await, datagram(name, b"x"));
+        }
+    }
+    assert_eq!(front.overlay.asked().len(), 516, "each kept its flow");
 }
 
 #[tokio::test(start_paused = true)]
