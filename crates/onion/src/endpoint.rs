@@ -300,10 +300,14 @@ impl Endpoint {
     /// Counts there what waits in it, for the channel to know; before the first stream.
     #[must_use]
     pub fn counted(mut self, kept: &Arc<CircuitBacklog>) -> Self {
+        self.count(kept);
+        self
+    }
+
+    fn count(&mut self, kept: &Arc<CircuitBacklog>) {
         self.held = Sum::received(kept);
         self.sending = Sum::sending(kept);
         self.urgent = Urgent::counted(&self.sending);
-        self
     }
 
     /// With cells of another format; before the first stream.
@@ -461,10 +465,15 @@ impl Endpoint {
         }
     }
 
-    /// Another leg of the set, which is to be linked; its channel counts at `kept` what came on it and waits out of order.
+    /// Another leg of the set, which is to be linked; its channel counts at `kept` what came on it and waits out of order, and that of the first what waits
+    /// in streams.
     pub(crate) fn add_leg(&mut self, control: Control, kept: &Arc<CircuitBacklog>) -> LegId {
         self.control = control;
-        self.legs.add(control, kept)
+        let leg = self.legs.add(control, kept);
+        if leg == LegId::FIRST {
+            self.count(kept);
+        }
+        leg
     }
 
     /// A leg has all of its hops, and is to be linked (client).

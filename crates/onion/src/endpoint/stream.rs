@@ -490,6 +490,8 @@ pub(super) fn wake(waker: &mut Option<Waker>) {
 pub(super) struct Sum {
     kept: Arc<CircuitBacklog>,
     which: fn(&CircuitBacklog) -> &Tally,
+    /// Its shares alone: others may count to the same backlog.
+    shares: Arc<Tally>,
 }
 
 /// One stream's.
@@ -505,6 +507,7 @@ impl Sum {
         Self {
             kept: Arc::clone(kept),
             which: |kept| &kept.received,
+            shares: Arc::default(),
         }
     }
 
@@ -513,15 +516,16 @@ impl Sum {
         Self {
             kept: Arc::clone(kept),
             which: |kept| &kept.sending,
+            shares: Arc::default(),
         }
     }
 
-    fn tally(&self) -> &Tally {
-        (self.which)(&self.kept)
+    fn tallies(&self) -> [&Tally; 2] {
+        [(self.which)(&self.kept), &self.shares]
     }
 
     pub(super) fn total(&self) -> usize {
-        usize::try_from(self.tally().waiting()).unwrap_or(usize::MAX)
+        usize::try_from(self.shares.waiting()).unwrap_or(usize::MAX)
     }
 
     /// A share of nothing yet.
@@ -540,14 +544,16 @@ impl Share {
 
     pub(super) fn add(&mut self, more: usize) {
         self.own += more;
-        self.sum.tally().came(more as u64);
+        let tallies = self.sum.tallies();
+        tallies.iter().for_each(|tally| tally.came(more as u64));
     }
 
     /// At most as much as there is.
     pub(super) fn take(&mut self, less: usize) {
         let less = less.min(self.own);
         self.own -= less;
-        self.sum.tally().left(less as u64);
+        let tallies = self.sum.tallies();
+        tallies.iter().for_each(|tally| tally.left(less as u64));
     }
 }
 

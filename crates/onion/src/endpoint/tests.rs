@@ -802,8 +802,7 @@ fn streams_opened_and_given_up_while_nothing_leaves_do_not_gather_without_end() 
 fn exit_of_two_legs() -> (Arc<Shared>, [Arc<CircuitBacklog>; 2]) {
     let kept: [Arc<CircuitBacklog>; 2] = Default::default();
     let nonce = Nonce([5; 32]);
-    let end = Endpoint::of_set(Side::Exit, nonce.clone(), Limits::default(), zeros);
-    let mut end = end.counted(&kept[0]);
+    let mut end = Endpoint::of_set(Side::Exit, nonce.clone(), Limits::default(), zeros);
     let link = Link {
         nonce,
         last_sent: 0,
@@ -855,6 +854,19 @@ fn answers_to_what_came_early_do_not_gather_without_end() {
     assert_eq!(first.sending.waiting(), 0);
     drop(exit);
     assert_eq!(second.received.waiting(), 0);
+}
+
+/// Else readers who hold nothing would be ended for it.
+#[test]
+fn what_came_early_on_the_first_leg_takes_nothing_of_what_readers_may_have_waiting() {
+    let (exit, [first, _]) = exit_of_two_legs();
+    let switch = Message::Unknown(RelayCommand::CONFLUX_SWITCH, &[0, 0, 0, 1]);
+    told_on(&exit, 0, 0, &switch).expect("allowed");
+    for _ in 0..100 {
+        told_on(&exit, 0, 3, &Message::Data(&[1; 400])).expect("early");
+    }
+    assert!(first.received.waiting() > 40_000);
+    assert_eq!(exit.lock().held.total(), 0);
 }
 
 #[test]

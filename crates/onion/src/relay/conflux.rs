@@ -69,7 +69,7 @@ impl Sets {
         let shared = known.unwrap_or_else(|| {
             let (nonce, limits) = (link.nonce.clone(), joining.limits);
             let endpoint = Endpoint::of_set(Side::Exit, nonce, limits, joining.random.0);
-            let shared = Shared::new(endpoint.counted(joining.backlog));
+            let shared = Shared::new(endpoint);
             sets.insert(link.nonce.clone(), Arc::downgrade(&shared));
             shared
         });
