@@ -50,8 +50,8 @@ const SCHEDULE: [(u64, u64, u64); 4] = [
     (168 * HOUR, 4 * HOUR, 18 * HOUR),
     (u64::MAX, 9 * HOUR, 36 * HOUR),
 ];
-/// A guard that is put off rests as one that has failed for so long.
-const PUT_OFF: u64 = 168 * HOUR;
+/// For so long a guard is put off.
+const PUT_OFF: u64 = 9 * HOUR;
 
 /// One guard. Times are seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +103,8 @@ struct Known {
     /// What was told of it.
     told: Suspicion,
     reach: Reach,
+    /// Until then it is used only if there is no other, whatever was reached or not.
+    put_off_until: Option<u64>,
 }
 
 impl Known {
@@ -113,7 +115,14 @@ impl Known {
             counted: 0,
             told: guard.bias.suspicion(),
             reach: Reach::Maybe,
+            put_off_until: None,
         }
+    }
+
+    /// Whether it is put off. Nothing is for longer than that, whatever the clock said.
+    fn is_put_off(&self, now: u64) -> bool {
+        let left = self.put_off_until.map(|until| until.saturating_sub(now));
+        left.is_some_and(|left| (1..=PUT_OFF).contains(&left))
     }
 }
 
@@ -154,7 +163,7 @@ impl Guards {
             ..constraints.clone()
         };
         self.fill(network, &constraints, now, random);
-        let usable = self.usable(network, &constraints);
+        let usable = self.usable(network, &constraints, now);
         for (rank, &place) in usable.iter().enumerate() {
             let known = self.sample.get_mut(place)?;
             known.reach.rest(rank < N_PRIMARY_GUARDS, now);
@@ -211,10 +220,10 @@ impl Guards {
         }
     }
 
-    /// It can be reached, and is not to be used for long.
+    /// It can be reached, and is not to be used for long: for nine hours.
     pub fn put_off(&mut self, identity: &Key, now: u64) {
         if let Some(known) = self.known(identity) {
-            known.reach = Reach::put_off(now);
+            known.put_off_until = Some(now.saturating_add(PUT_OFF));
         }
     }
 
@@ -297,7 +306,8 @@ impl Guards {
         now: u64,
         random: Random<'_>,
     ) {
-        let mut usable = self.usable(network, constraints).len();
+        // No others are drawn for those that are put off.
+        let mut usable = self.fitting(network, constraints, |_| true).len();
         while usable < MIN_FILTERED_SAMPLE && self.sample.len() < MAX_SAMPLE_SIZE {
             let Some(identity) = self.choose(network, constraints, random) else {
                 break;
@@ -314,12 +324,27 @@ impl Guards {
         }
     }
 
+    /// The places of those that are listed and fit; of those that are put off only if there is no other, and then of one that was given up.
+    fn usable(&self, network: &Network, constraints: &PathConstraints, now: u64) -> Vec<usize> {
+        let all = self.fitting(network, constraints, |known| !known.is_put_off(now));
+        if all.is_empty() {
+            self.fitting(network, constraints, |_| true)
+        } else {
+            all
+        }
+    }
+
     /// The places of those that are listed and fit; of one that was given up only if there is no other.
-    fn usable(&self, network: &Network, constraints: &PathConstraints) -> Vec<usize> {
+    fn fitting(
+        &self,
+        network: &Network,
+        constraints: &PathConstraints,
+        is_meant: impl Fn(&Known) -> bool,
+    ) -> Vec<usize> {
         let fits =
             |known: &Known| network.is_fit(&known.guard.identity, Position::Entry, constraints);
         let sample = self.sample.iter().enumerate();
-        let fitting = sample.filter(|(_, known)| fits(known));
+        let fitting = sample.filter(|(_, known)| is_meant(known) && fits(known));
         let (barred, usable): (Vec<_>, Vec<_>) =
             fitting.partition(|(_, known)| known.bias.barred && !self.only_tell);
         let those = if usable.is_empty() { barred } else { usable };
@@ -400,15 +425,6 @@ impl Reach {
             tried: now,
             rested: false,
         };
-    }
-
-    /// As if it had been tried in vain for long.
-    fn put_off(now: u64) -> Self {
-        Self::No {
-            since: now.saturating_sub(PUT_OFF),
-            tried: now,
-            rested: false,
-        }
     }
 
     /// Notes if it has rested long enough.

@@ -6,7 +6,7 @@ mod known;
 use std::{collections::BTreeSet, fmt, path::Path, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use hoplite_crypto::{Pin, Token};
+use hoplite_crypto::{Pin, Token, Trust};
 use hoplite_directory::{
     self as directory, Candidate, FetchError, Guard, HsDirs, KnownText, Layer, ListChecker, Moment,
     Offered, PathBias, PathChooser, Refused, ServiceCircuit, Store, StoreError, Suspect, Suspicion,
@@ -14,7 +14,7 @@ use hoplite_directory::{
     path_selection::{Network, NoPath, OverlayKind, PathConstraints, Position, Random},
     tor::{self, NoNetwork},
 };
-use hoplite_masque::{self as masque, Choose, EntryTrouble, Paths};
+use hoplite_masque::{self as masque, Choose, EntryTrouble, Paths, TakenBack};
 use hoplite_onion::path::CircuitUsage;
 use hoplite_overlay::{Direct, Overlay};
 use hoplite_relay::config::Role;
@@ -54,6 +54,9 @@ const MIN_REFETCH_PAUSE: Duration = Duration::from_secs(60);
 /// How often that pause doubles when it was in vain.
 const MAX_DOUBLINGS: u32 = 6;
 
+/// However little time a list has left, or none: authorities are asked beside the relays in the middle half of so much at least, seconds.
+const LEAST_BESIDE: u64 = 600;
+
 /// How many relays of Tor's network are drawn, to find one that is a directory.
 const MAX_DRAWN: usize = 32;
 
@@ -85,8 +88,6 @@ struct State {
     chooser: PathChooser,
     /// What the store has of the choice of paths.
     stored: Stored,
-    /// The first relay of the path that was chosen last.
-    first: Option<Key>,
     /// Who keeps what the store has, where that is not a file.
     keeper: Option<Keeper>,
 }
@@ -610,7 +611,6 @@ impl Listed {
             known,
             chooser,
             stored,
-            first: None,
             keeper: None,
         };
         Ok(Self(Arc::new(Inner {
@@ -780,7 +780,7 @@ impl Listed {
         let failed: Vec<_> = failed.iter().filter_map(|&place| identity(place)).collect();
         let first = trouble.map(|trouble| match trouble {
             EntryTrouble::Away(place) => (identity(place), false),
-            EntryTrouble::Choosy(place) => (identity(place), true),
+            EntryTrouble::Refuses(place) | EntryTrouble::Choosy(place) => (identity(place), true),
         });
         match first {
             Some((Some(first), true)) => state.chooser.guard_put_off(&first, moment()),
@@ -794,7 +794,6 @@ impl Listed {
         let path = path.inspect_err(|why| warn!("choosing a path from the list: {why}"));
         let place = |relay: &Descriptor| network.place(&relay.identity);
         let path = path.ok()?;
-        state.first = path.first().map(|first| first.identity);
         Some(path.into_iter().filter_map(place).collect())
     }
 
@@ -838,46 +837,59 @@ impl Listed {
         loop {
             sleep(GUARD_INTERVAL).await;
             let path = paths.current();
-            let first = path.hops().first();
-            let Some(is_over_quic) = first.and_then(|hop| hop.is_over_quic()) else {
+            let over_quic = path.hops().first().and_then(|hop| hop.is_over_quic());
+            let (Some(is_over_quic), Some(first)) = (over_quic, self.first_of(paths)) else {
                 continue;
             };
-            if let Some(first) = self.first() {
-                self.worked(&first);
-            }
-            let (network, better) = self.better_guard();
+            self.worked(&first);
+            let (network, better) = self.better_guard(&first);
             // One that does not go with the rest of any path stays the better one.
             let is_new = |guard: &Key| {
                 looked.is_none_or(|(last, at)| last != *guard || at.elapsed() >= LOOK_AGAIN)
             };
-            let Some(guard) = better.filter(is_new) else {
+            let better = better.filter(is_new);
+            let Some((guard, place)) = better.and_then(|one| Some((one, network.place(&one)?)))
+            else {
                 continue;
             };
             looked = Some((guard, Instant::now()));
-            // Where UDP does not get through nobody answers, and only a path can tell.
+            // Where UDP does not get through nobody answers, and only a connection can tell.
             let answers = measured(&network, &guard, 0, Arc::clone(&below), config).await;
-            if answers.is_some() || !is_over_quic {
-                paths.reconsider();
+            let taken = if answers.is_some() || !is_over_quic {
+                paths.take_back(place).await
             } else {
-                self.lock().chooser.guard_failed(&guard, moment());
+                TakenBack::Away
+            };
+            match taken {
+                TakenBack::Taken => self.worked(&guard),
+                TakenBack::Away => self.lock().chooser.guard_failed(&guard, moment()),
+                TakenBack::NotChosen => {}
             }
         }
     }
 
-    /// The first relay of the path that was chosen last.
-    fn first(&self) -> Option<Key> {
-        self.lock().first
+    /// The first relay of the path, as the list has it.
+    fn first_of(&self, paths: &Paths) -> Option<Key> {
+        let first = paths.first()?;
+        let network = Arc::clone(&self.lock().network);
+        let mut relays = network.relays().iter();
+        let found = relays.find(|relay| {
+            let pin = relay.pin.map(Pin::from);
+            let address = relay.addresses.first().copied().map(Target::from);
+            let is_pinned =
+                |pin| matches!(&first.peer.trust, Trust::Pins(pins) if pins.contains(&pin));
+            pin.is_some_and(is_pinned) && address.as_ref() == Some(&first.peer.address)
+        });
+        found.map(|relay| relay.identity)
     }
 
     /// The guard that would be used instead of it, if there is one.
-    fn better_guard(&self) -> (Arc<Network>, Option<Key>) {
+    fn better_guard(&self, first: &Key) -> (Arc<Network>, Option<Key>) {
         let state = &mut *self.lock();
         let (network, mut random) = (Arc::clone(&state.network), client::random());
         let constraints = state.needs.constraints(&state.file);
-        let better = state.first.and_then(|first| {
-            let chooser = &mut state.chooser;
-            chooser.guard_before(&first, &network, &constraints, moment(), &mut random)
-        });
+        let chooser = &mut state.chooser;
+        let better = chooser.guard_before(first, &network, &constraints, moment(), &mut random);
         (network, better)
     }
 
@@ -899,7 +911,8 @@ impl Listed {
                 _ => Arc::clone(&below),
             };
             let number = usize::from(hops.len() > 1);
-            let (network, exits) = self.exits_to_measure(number > 0);
+            let first = self.first_of(paths).filter(|_| number > 0);
+            let (network, exits) = self.exits_to_measure(first.as_ref());
             let mut is_known = false;
             for exit in exits {
                 let through = Arc::clone(&through);
@@ -917,12 +930,12 @@ impl Listed {
     }
 
     /// Those that go with the first relay of the path, if there is another one.
-    fn exits_to_measure(&self, has_first: bool) -> (Arc<Network>, Vec<Key>) {
+    fn exits_to_measure(&self, first: Option<&Key>) -> (Arc<Network>, Vec<Key>) {
         let state = &mut *self.lock();
         let (network, mut random) = (Arc::clone(&state.network), client::random());
         let mut constraints = state.needs.constraints(&state.file);
-        if let Some(first) = state.first.filter(|_| has_first) {
-            let beside = network.not_apart(&first, constraints.apart);
+        if let Some(first) = first {
+            let beside = network.not_apart(first, constraints.apart);
             constraints.avoid.extend(beside);
         }
         let chooser = &mut state.chooser;
@@ -981,7 +994,8 @@ impl Listed {
     /// back; he would know whose flows he carries, if an authority told him who asks it right then.
     fn beside_at(&self, random: &mut dyn FnMut(u64) -> u64) -> u64 {
         let (state, now) = (self.lock(), now());
-        middle(now, state.known.valid_until(now), random)
+        let until = state.known.valid_until(now);
+        middle(now, until.max(now.saturating_add(LEAST_BESIDE)), random)
     }
 
     /// After asking in vain: several times before the list is over.

@@ -526,15 +526,15 @@ impl RelayTokens {
         }
         taken
     }
+}
 
+impl TokenSource for RelayTokens {
     fn is_given_up(&self) -> bool {
         let standings = self.wallet.standings.lock();
         let standing = self.listed.as_ref().and_then(|relay| standings.get(relay));
         standing.is_some_and(Standing::is_given_up)
     }
-}
 
-impl TokenSource for RelayTokens {
     /// The next one. Where there is none the issuer is asked at once, once for all who wait, unless it has just failed to give any, or a relay may have
     /// chosen the moment.
     fn take(&self) -> Opening<'_, PrivateToken> {

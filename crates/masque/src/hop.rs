@@ -52,6 +52,11 @@ pub trait TokenSource: fmt::Debug + Send + Sync {
     /// The relay has refused one of them, which is lost.
     fn refused(&self) {}
 
+    /// Whether the relay is shown none for a while, as it has refused too many.
+    fn is_given_up(&self) -> bool {
+        false
+    }
+
     /// A connection that was shown one is lost, or is to be replaced, and the relay may be the one who wants it so: the next token may be taken at a moment
     /// that it has chosen.
     fn ended(&self) {}
@@ -199,7 +204,7 @@ impl Hop {
         Arc::ptr_eq(&self.pool, &other.pool)
     }
 
-    /// Whether the relay has just refused a token.
+    /// Whether the relay has just refused a token, or too many.
     pub(crate) fn has_refused(&self) -> bool {
         self.pool.has_refused()
     }

@@ -21,5 +21,5 @@ mod tunnel;
 pub use config::{Acks, Config};
 pub use forward::{Mode, Passed};
 pub use hop::{Hop, Relay, TokenSource, round_trip};
-pub use path::{Choose, EntryTrouble, MAX_HOPS, Path, Paths};
+pub use path::{Choose, EntryTrouble, MAX_HOPS, Path, Paths, TakenBack};
 pub use told::ShownRegion;

@@ -218,11 +218,24 @@ impl Overlay for Path {
 /// here; `None` if they do not allow one. It hears once what was wrong with the first relay of the path before, if something was.
 pub type Choose = Box<dyn FnMut(&[usize], Option<EntryTrouble>) -> Option<Vec<usize>> + Send>;
 
+/// What became of [`Paths::take_back`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TakenBack {
+    /// The path begins with it now.
+    Taken,
+    /// It cannot be reached.
+    Away,
+    /// It does not go with the rest of any path, or another path or list has come meanwhile.
+    NotChosen,
+}
+
 /// What was wrong with the first relay of a path, by its place in the list of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryTrouble {
-    /// It could not be reached, or has let nobody in.
+    /// It could not be reached.
     Away(usize),
+    /// It takes none of our tokens.
+    Refuses(usize),
     /// Too many others have failed behind it.
     Choosy(usize),
 }
@@ -236,6 +249,8 @@ pub struct Paths {
 
 struct State {
     relays: Vec<Relay>,
+    /// How many lists there were before this one.
+    lists: u64,
     /// Those that failed since the list is this one, in the order of it.
     failed: Vec<usize>,
     behind: Behind,
@@ -307,6 +322,7 @@ impl Paths {
         let (indices, path) = make(&relays, &below, config, (&[], None), &mut choose)?;
         let state = Mutex::new(State {
             relays,
+            lists: 0,
             failed: Vec::new(),
             behind: Behind::default(),
             choose,
@@ -330,6 +346,7 @@ impl Paths {
         let again = again.filter(|again| !again.is_empty());
         state.failed.clear();
         (state.relays, state.choose) = (relays, choose);
+        state.lists = state.lists.wrapping_add(1);
         match again {
             Some(indices) => state.indices = indices,
             None => {
@@ -367,6 +384,45 @@ impl Paths {
         }
     }
 
+    /// Takes a path from this first relay, by its place in the list, if one is chosen and the relay can be reached; else nothing changes. Flows that run on
+    /// the current path stay there.
+    pub async fn take_back(&self, first: usize) -> TakenBack {
+        let (lists, before, indices, path) = {
+            let mut state = self.state.lock();
+            let State { failed, choose, .. } = &mut *state;
+            let chosen = choose(failed, None);
+            let chosen = chosen.filter(|chosen| chosen.first() == Some(&first));
+            let Some(indices) = chosen else {
+                return TakenBack::NotChosen;
+            };
+            let relays = indices.iter().filter_map(|&i| state.relays.get(i)).cloned();
+            let Ok(path) = Path::new(relays.collect(), &self.below, &self.config) else {
+                return TakenBack::NotChosen;
+            };
+            (state.lists, state.path.clone(), indices, path)
+        };
+        let reached = match path.hops().first() {
+            Some(hop) => hop.connect().await.is_ok(),
+            None => false,
+        };
+        let mut state = self.state.lock();
+        if !reached {
+            return TakenBack::Away;
+        }
+        if state.lists != lists || !state.path.is_same(&before) {
+            return TakenBack::NotChosen;
+        }
+        path.keep_warm();
+        (state.indices, state.path) = (indices, path);
+        TakenBack::Taken
+    }
+
+    /// The first relay of the path that new flows take; `None` if it is not known to the list of now.
+    pub fn first(&self) -> Option<Relay> {
+        let state = self.state.lock();
+        state.relays.get(*state.indices.first()?).cloned()
+    }
+
     /// The path that new flows take.
     pub fn current(&self) -> Path {
         self.state.lock().path.clone()
@@ -399,9 +455,10 @@ impl Paths {
         let (hop, relay) = blamed.unwrap_or((hop, relay));
         state.failed.retain(|&i| i != relay);
         state.failed.push(relay);
-        let trouble = (hop == 0).then_some(match blamed {
-            Some(_) => EntryTrouble::Choosy(relay),
-            None => EntryTrouble::Away(relay),
+        let trouble = (hop == 0).then_some(match (blamed, refused) {
+            (Some(_), _) => EntryTrouble::Choosy(relay),
+            (None, Some(_)) => EntryTrouble::Refuses(relay),
+            (None, None) => EntryTrouble::Away(relay),
         });
         self.choose_again(&mut state, trouble);
         if !state.path.is_same(failed) {

@@ -122,10 +122,12 @@ impl Pool {
         }
     }
 
-    /// Whether the pause after that is not over.
+    /// Whether the pause after that is not over, or it is shown none for longer.
     pub(crate) fn has_refused(&self) -> bool {
         let refused = *self.refused.lock();
+        let is_given_up = |tokens: &Arc<dyn TokenSource>| tokens.is_given_up();
         refused.is_some_and(|at| at.elapsed() < REFUSED_PAUSE)
+            || self.tokens.as_ref().is_some_and(is_given_up)
     }
 
     /// A token for a new connection.

@@ -129,6 +129,25 @@ fn a_guard_behind_which_too_many_fail_rests_for_nine_hours() {
 }
 
 #[test]
+fn a_guard_that_is_put_off_does_not_come_back_when_the_network_or_the_device_was_away() {
+    let (mut guards, network) = (Guards::default(), network(1..=20));
+    let first = pick(&mut guards, &network, NOW);
+    worked(&mut guards, &first, NOW);
+    guards.put_off(&first, NOW);
+    // All others fail at once.
+    for second in 1..=20 {
+        let used = pick(&mut guards, &network, NOW + second);
+        assert_ne!(used, first);
+        guards.failed(&used, NOW + second);
+    }
+    // The device slept for an hour.
+    let next = pick(&mut guards, &network, NOW + HOUR);
+    worked(&mut guards, &next, NOW + HOUR);
+    assert_ne!(pick(&mut guards, &network, NOW + HOUR + 1), first);
+    assert_eq!(guards.kept().len(), 8, "no others are drawn");
+}
+
+#[test]
 fn after_an_outage_of_the_network_the_first_guard_is_used_again_at_once() {
     let (mut guards, network) = (Guards::default(), network(1..=20));
     let first = pick(&mut guards, &network, NOW);

@@ -1,8 +1,14 @@
 //! Paths that are chosen, and chosen again when a relay fails.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use hoplite_masque::{Choose, Config, Paths};
+use hoplite_masque::{Choose, Config, Paths, TakenBack};
 use hoplite_overlay::{Overlay, Terms};
 use hoplite_testing::{
     path::{direct, known},
@@ -104,6 +110,47 @@ async fn a_path_that_stayed_as_one_list_allowed_no_other_goes_with_the_next_list
     let after = paths.current();
     let names: Vec<_> = after.hops().iter().map(|hop| hop.name()).collect();
     assert_eq!(names, ["amber", "birch"]);
+}
+
+fn names(paths: &Paths) -> Vec<String> {
+    let path = paths.current();
+    path.hops()
+        .iter()
+        .map(|hop| hop.name().to_owned())
+        .collect()
+}
+
+#[tokio::test]
+async fn a_path_goes_back_to_a_first_relay_that_is_there_again_and_not_to_one_that_is_not() {
+    let relays = relays(3);
+    let named = ["amber", "birch", "cedar"].iter().zip(&relays);
+    let mut all: Vec<_> = named.map(|(name, relay)| known(name, relay)).collect();
+    let mut absent = known("dogwood", &relays[0]);
+    absent.peer.address = "127.0.0.1:1".parse().expect("an address");
+    all.push(absent);
+    let wanted = Arc::new(AtomicUsize::new(2));
+    let chosen = Arc::clone(&wanted);
+    let choose: Choose = Box::new(move |_, _| Some(vec![chosen.load(Ordering::Relaxed), 1]));
+    let mut client = Config::default();
+    client.link.handshake = Duration::from_secs(1);
+    let paths = Paths::new(all, direct(), &Arc::new(client), choose).expect("a path");
+    let target = targets::tcp_echo().await.into();
+    paths
+        .open_stream(&target, &Terms::default())
+        .await
+        .expect("opened");
+    wanted.store(3, Ordering::Relaxed);
+    assert_eq!(paths.take_back(3).await, TakenBack::Away);
+    assert_eq!(paths.take_back(0).await, TakenBack::NotChosen);
+    assert_eq!(names(&paths), ["cedar", "birch"]);
+    wanted.store(0, Ordering::Relaxed);
+    assert_eq!(paths.take_back(0).await, TakenBack::Taken);
+    assert_eq!(names(&paths), ["amber", "birch"]);
+    assert_eq!(paths.first().expect("listed").peer.name, "amber");
+    paths
+        .open_stream(&target, &Terms::default())
+        .await
+        .expect("opened");
 }
 
 /// The first relay lets the client reach its partner alone: it is as if the others were not there.
