@@ -872,6 +872,7 @@ impl Endpoint {
     }
 
     fn forget(&mut self, id: u16) {
+        self.waits_no_more(id);
         let Some(stream) = self.streams.remove(&id) else {
             return;
         };
@@ -929,6 +930,11 @@ impl Endpoint {
             self.later.remove(place);
             self.turn.push_back(id);
         }
+    }
+
+    /// The stream is gone: nothing of it waits for the window.
+    fn waits_no_more(&mut self, id: u16) {
+        self.later.retain(|later| *later != id);
     }
 
     fn say(&mut self, id: StreamId, message: &Message<'_>) {

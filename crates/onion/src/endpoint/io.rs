@@ -506,6 +506,7 @@ impl Endpoint {
 
     /// The stream does not come about, or breaks off (exit).
     pub fn refuse(&mut self, id: StreamId, end: End) {
+        self.waits_no_more(id.0);
         let is_open = |stream: UdpStream| stream.ended().is_none();
         if self.streams.remove(&id.0).is_some() || self.udp.remove(&id.0).is_some_and(is_open) {
             self.say(id, &Message::End(end));
@@ -514,6 +515,7 @@ impl Endpoint {
 
     /// The answer to a look-up (exit).
     pub fn resolved(&mut self, id: StreamId, answers: Resolved<'_>) {
+        self.waits_no_more(id.0);
         if self.streams.remove(&id.0).is_some() {
             self.say(id, &Message::Resolved(answers));
         }

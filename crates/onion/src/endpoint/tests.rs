@@ -856,6 +856,43 @@ fn answers_to_what_came_early_do_not_gather_without_end() {
     assert_eq!(second.received.waiting(), 0);
 }
 
+#[tokio::test]
+async fn streams_that_end_while_the_circuits_window_is_closed_leave_nothing_behind() {
+    let mut pair = Pair::new(VEGAS);
+    let (_near, mut far) = pair.stream(HALF_CLOSE);
+    far.write_all(&[7; 1000]).await.expect("taken");
+    let mut endpoint = pair.exit.lock();
+    // So much is under way that nothing more may leave.
+    for _ in 0..200 {
+        endpoint.sealed(LegId::FIRST, digest(1), Instant::now());
+    }
+    let target: hoplite_wire::Target = "192.0.2.1:80".parse().expect("valid");
+    for _ in 0..1000 {
+        let begin = Begin {
+            target: target.clone(),
+            flags: HALF_CLOSE,
+        };
+        let tell = |endpoint: &mut Endpoint, message: &Message<'_>| {
+            let told = message::control(Format::V0, message, StreamId(77), zeros);
+            let handled = endpoint.handle_message(told.body, digest(0), at());
+            handled.expect("allowed");
+        };
+        tell(&mut endpoint, &Message::Begin(begin));
+        let (id, _) = endpoint.next_asked().expect("asked for");
+        endpoint.connected(id, None);
+        drop(endpoint);
+        let mut handle = Handle::new(&pair.exit, id);
+        handle.write_all(&[7; 1000]).await.expect("taken");
+        endpoint = pair.exit.lock();
+        while endpoint.next_message(LegId::FIRST).is_some() {}
+        tell(&mut endpoint, &Message::End(End::new(EndReason::MISC)));
+        drop(endpoint);
+        drop(handle);
+        endpoint = pair.exit.lock();
+    }
+    assert!(endpoint.later.len() <= 2, "{}", endpoint.later.len());
+}
+
 /// Else readers who hold nothing would be ended for it.
 #[test]
 fn what_came_early_on_the_first_leg_takes_nothing_of_what_readers_may_have_waiting() {

@@ -317,6 +317,7 @@ impl Endpoint {
     }
 
     fn drop_udp(&mut self, id: StreamId) {
+        self.waits_no_more(id.0);
         let Some(stream) = self.udp.remove(&id.0) else {
             return;
         };
