@@ -164,6 +164,14 @@ pub(crate) fn late() -> Error {
     Error::new(ErrorKind::TimedOut, "building a circuit")
 }
 
+/// The first relay does not answer.
+pub(crate) fn silent() -> Error {
+    Error::new(
+        ErrorKind::EntryUnreachable,
+        "reaching the first relay in time",
+    )
+}
+
 /// A circuit over `path` did not come about: at which hop, by the relay's name, and what to do.
 pub(crate) fn building(error: &Error, path: &[Relay], hop: usize) -> Error {
     let Some(relay) = path.get(hop) else {

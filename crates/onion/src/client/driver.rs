@@ -43,6 +43,8 @@ const BATCHES: usize = 2;
 /// about onion services they know.
 const STREAM_ANSWER: Duration = Duration::from_secs(60);
 const TALK_ANSWER: Duration = Duration::from_secs(10);
+/// How long a relay that a stranger has chosen may take to become a circuit's last hop, once all others stand: it may be named because it never does.
+const STRANGERS_ANSWER: Duration = Duration::from_secs(10);
 /// How long the peer of a circuit that takes no more cells may need to say why.
 const DESTROY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -96,6 +98,10 @@ struct Driver {
     /// It is a leg of a set: it is built when it is linked.
     links: bool,
     built: Option<oneshot::Sender<Result<(), (Error, usize)>>>,
+    /// Who has chosen its last relay.
+    last: LastRelay,
+    /// While it lacks nothing but a stranger's relay: until when that may answer.
+    stranger: Option<Pin<Box<Sleep>>>,
     idle: Option<Pin<Box<Sleep>>>,
     /// While it has streams, or somebody listens to its last relay: when it is to be asked for a sign of life.
     signs: Option<(Signs, Pin<Box<Sleep>>)>,
@@ -186,19 +192,19 @@ pub async fn build(
         config,
         &Arc::default(),
         (Purpose::Streams, events),
-        None,
+        (LastRelay::Ours, None),
     )
     .await
 }
 
-/// Builds a circuit as [`build`] does, and says in `reached` how many hops it has. `paths` is told how it fares.
+/// Builds a circuit as [`build`] does, and says in `reached` how many hops it has. `paths` is told how it fares; `last` says who has chosen its last relay.
 async fn build_telling(
     channel: &dyn Channel,
     path: Vec<Relay>,
     config: &Config,
     reached: &Arc<AtomicUsize>,
     (purpose, events): (Purpose, CircuitEvents),
-    paths: Option<Arc<dyn Paths>>,
+    (last, paths): (LastRelay, Option<Arc<dyn Paths>>),
 ) -> Result<BuiltCircuit, (Error, usize)> {
     let opened = channel.open().await;
     let circuit = opened.map_err(|_| (failure::channel_closed(true), 0))?;
@@ -245,6 +251,8 @@ async fn build_telling(
         leg,
         links,
         built: Some(tell),
+        last,
+        stranger: None,
         idle: None,
         signs: None,
         config: config.clone(),
@@ -638,6 +646,9 @@ impl Driver {
         if given_up || (retired && streams == 0) {
             return Poll::Ready(failure::retired());
         }
+        if self.poll_stranger(cx).is_ready() {
+            return Poll::Ready(failure::late());
+        }
         if streams > 0 || !self.circuit.is_built() || self.talk.is_some() {
             self.idle = None;
             return Poll::Pending;
@@ -645,6 +656,17 @@ impl Driver {
         let lasts = self.config.idle;
         let idle = self.idle.get_or_insert_with(|| Box::pin(sleep(lasts)));
         idle.as_mut().poll(cx).map(|()| failure::retired())
+    }
+
+    /// Ready when a stranger's relay has had its time.
+    fn poll_stranger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let (reached, hops) = self.circuit.hops();
+        if self.last != LastRelay::Strangers || reached + 1 != hops {
+            self.stranger = None;
+            return Poll::Pending;
+        }
+        let until = || Box::pin(sleep(STRANGERS_ANSWER));
+        self.stranger.get_or_insert_with(until).as_mut().poll(cx)
     }
 }
 
@@ -681,7 +703,7 @@ pub(crate) enum LastRelay {
     /// Whoever chooses paths.
     Ours,
     /// A stranger. What becomes of it is not told to whoever chooses paths, and how long it takes is not learnt: or strangers would have us avoid
-    /// relays that are sound, and wait for those that are slow.
+    /// relays that are sound, and wait for those that are slow. It has a time of its own to answer in.
     Strangers,
     /// A stranger, who has not named it yet: the path is without it. How the circuit fares in the end is not told.
     ToCome,
@@ -698,9 +720,12 @@ struct Attempt {
 }
 
 impl Attempt {
-    /// Whether this hop is a stranger's choice.
+    /// Whether it failed at a stranger's choice, though this hop is said to have failed. Where all others stood, it may be the one before that has closed the
+    /// circuit since the stranger's relay refuses it (as C tor does), which looks as if it were lost itself; but our channel to the first is nobody else's.
     fn is_strange(&self, hop: usize) -> bool {
-        self.last == LastRelay::Strangers && hop + 1 >= self.path.len()
+        let others = self.path.len().saturating_sub(1);
+        let stood = hop > 0 && self.reached.load(Relaxed) >= others;
+        self.last == LastRelay::Strangers && (hop >= others || stood)
     }
 }
 
@@ -862,7 +887,7 @@ impl Builder {
             return Err(Error::new(ErrorKind::Bug, doing));
         };
         let dialled = timeout(self.config.dial, self.dialer.channel(first)).await;
-        let dialled = dialled.unwrap_or_else(|_| Err(failure::late()));
+        let dialled = dialled.unwrap_or_else(|_| Err(failure::silent()));
         dialled.map_err(|error| self.failed(path, &error, 0))
     }
 
@@ -877,7 +902,8 @@ impl Builder {
         let (over, config, told) = (path.clone(), self.config.clone(), Arc::clone(&reached));
         let paths = (last == LastRelay::Ours).then(|| Arc::clone(&self.paths));
         let building = Box::pin(async move {
-            let built = build_telling(&*channel, over, &config, &told, purpose, paths).await;
+            let built =
+                build_telling(&*channel, over, &config, &told, purpose, (last, paths)).await;
             built.map_err(|(error, hop)| {
                 if channel.is_closed() {
                     (error, 0)

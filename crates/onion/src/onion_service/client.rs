@@ -6,7 +6,7 @@
 //! deadline.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::HashMap,
     fmt,
     future::{Future, poll_fn, ready},
     sync::Arc,
@@ -21,6 +21,7 @@ use tokio::time::timeout;
 use super::{
     KnownService,
     reaching::{Prepared, Reaching},
+    room::{Place, Room},
 };
 use crate::{
     channel::Dialer,
@@ -54,7 +55,8 @@ pub struct ClientConfig {
     pub failures: usize,
     /// Services for which circuits are begun while they are looked for; for further ones they are begun after that.
     pub prepared: usize,
-    /// Tokens and services with a circuit; beyond it those without streams are closed, and if there are none the next is refused.
+    /// Tokens and services with a circuit; of them a token has no more than are left for others. Beyond it those without streams are closed, and if there
+    /// are none the next is refused.
     pub kept: usize,
 }
 
@@ -81,13 +83,18 @@ pub struct Client {
     lasts: Duration,
     config: ClientConfig,
     slots: Mutex<Slots>,
+    /// Of slots, by token.
+    places: Room<Isolation>,
 }
 
 /// By token, and by the service's identity.
 type Slots = HashMap<(Isolation, [u8; 32]), Arc<Slot>>;
 
 /// The circuit of one token to one service. Whoever builds it holds the lock, and others of the token wait.
-type Slot = tokio::sync::Mutex<Option<Arc<BuiltCircuit>>>;
+struct Slot {
+    circuit: tokio::sync::Mutex<Option<Arc<BuiltCircuit>>>,
+    _place: Place<Isolation>,
+}
 
 impl Client {
     /// Builds circuits over what `paths` chooses, by the channels of `dialer`; `circuits` bounds each.
@@ -102,6 +109,7 @@ impl Client {
             reaching: Reaching::new(Builder::new(dialer, paths, circuits.clone()), config),
             config,
             slots: Mutex::default(),
+            places: Room::new(config.kept),
         }
     }
 
@@ -130,7 +138,7 @@ impl Client {
     /// How many circuits to services stand now.
     pub fn circuits(&self) -> usize {
         let stands = |slot: &&Arc<Slot>| {
-            let held = slot.try_lock();
+            let held = slot.circuit.try_lock();
             held.is_ok_and(|held| held.as_ref().is_some_and(|circuit| circuit.is_usable()))
         };
         self.slots.lock().values().filter(stands).count()
@@ -141,7 +149,7 @@ impl Client {
     pub fn prepare(&self, identity: &[u8; 32], isolation: &Isolation) -> Option<Prepared> {
         let name = (isolation.clone(), *identity);
         if let Some(slot) = self.slots.lock().get(&name) {
-            let kept = slot.try_lock().ok()?;
+            let kept = slot.circuit.try_lock().ok()?;
             if kept.as_ref().is_some_and(|circuit| self.serves(circuit)) {
                 return None;
             }
@@ -186,7 +194,7 @@ impl Client {
             .get(&(terms.isolation.clone(), *service))
             .cloned();
         if let Some(slot) = slot {
-            let mut kept = slot.lock().await;
+            let mut kept = slot.circuit.lock().await;
             if kept.as_ref().is_some_and(|kept| Arc::ptr_eq(kept, circuit)) {
                 *kept = None;
             }
@@ -256,7 +264,7 @@ impl Client {
         newer: impl Fn() -> N,
     ) -> Result<Arc<BuiltCircuit>, Error> {
         let slot = self.slot(isolation, service)?;
-        let mut kept = slot.lock().await;
+        let mut kept = slot.circuit.lock().await;
         if let Some(circuit) = kept.as_ref().filter(|circuit| self.serves(circuit)) {
             return Ok(Arc::clone(circuit));
         }
@@ -275,24 +283,38 @@ impl Client {
     fn slot(&self, isolation: &Isolation, service: &KnownService) -> Result<Arc<Slot>, Error> {
         let mut slots = self.slots.lock();
         let name = (isolation.clone(), service.identity);
-        if slots.len() >= self.config.kept && !slots.contains_key(&name) {
+        if let Some(slot) = slots.get(&name) {
+            return Ok(Arc::clone(slot));
+        }
+        let Some(place) = self.place(&mut slots, isolation) else {
+            let doing = "giving one more token or onion service a circuit";
+            return Err(Error::new(ErrorKind::PathFailed, doing).because(Reason::Limit));
+        };
+        let slot = Arc::new(Slot {
+            circuit: tokio::sync::Mutex::default(),
+            _place: place,
+        });
+        slots.insert(name, Arc::clone(&slot));
+        Ok(slot)
+    }
+
+    /// A place for one circuit more of a token. Where it has none, its circuits without streams are closed; those of others only if all places are taken.
+    fn place(&self, slots: &mut Slots, token: &Isolation) -> Option<Place<Isolation>> {
+        let take = || self.places.take(token.clone());
+        if let Some(place) = take() {
+            return Some(place);
+        }
+        slots.retain(|(of, _), slot| of != token || !is_idle(slot));
+        if slots.len() >= self.config.kept {
             slots.retain(|_, slot| !is_idle(slot));
         }
-        let full = slots.len() >= self.config.kept;
-        match slots.entry(name) {
-            Entry::Occupied(slot) => Ok(Arc::clone(slot.get())),
-            Entry::Vacant(_) if full => {
-                let doing = "giving one more token or onion service a circuit";
-                Err(Error::new(ErrorKind::PathFailed, doing).because(Reason::Limit))
-            }
-            Entry::Vacant(place) => Ok(Arc::clone(place.insert(Arc::default()))),
-        }
+        take()
     }
 }
 
 /// Whether nobody waits for its circuit or has a stream on it.
 fn is_idle(slot: &Arc<Slot>) -> bool {
-    let kept = slot.try_lock();
+    let kept = slot.circuit.try_lock();
     let streams = |circuit: &Arc<BuiltCircuit>| circuit.shared().lock().streams();
     kept.is_ok_and(|kept| kept.as_ref().is_none_or(|circuit| streams(circuit) == 0))
         && Arc::strong_count(slot) == 1

@@ -3,7 +3,8 @@
 //!
 //! An HSDir can say that it has nothing, give what it was given before, or answer garbage: then the next one is asked, each once, in an order that
 //! nobody can guess. It cannot give what the service has not signed, nor an older descriptor than the client has seen. How often a service is looked
-//! for is bounded, also where its points fail all the time, and so is how many are looked for at once: a web page can name as many as it likes.
+//! for is bounded, also where its points fail all the time, and so is how many are looked for at once: a web page can name as many as it likes. Each
+//! token has its turns ([`turns`]), so that it keeps itself waiting, and nobody else.
 
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
@@ -12,20 +13,23 @@ use hoplite_crypto::onion::{
     descriptor::{Descriptor, DescriptorError, SignedDescriptor},
     service_keys::{BlindedKey, OnionAddress},
 };
-use hoplite_overlay::{Error, ErrorKind, Reason};
+use hoplite_overlay::{Error, ErrorKind, Isolation, Reason};
 use hoplite_wire::{cell::circuit::LinkSpecifier, tor::service_descriptor::DESCRIPTOR};
 use parking_lot::Mutex;
 use serde::Deserialize;
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, timeout},
-};
+use tokio::time::{Instant, timeout};
 
 use super::{
     IntroductionPoint, KnownService, directory::Placed, directory::ServiceDirectory, relay,
     shuffle, unix_time,
 };
 use crate::path::Relay;
+use turns::Turns;
+
+mod turns;
+
+/// Those who wait for a turn to look for a service.
+const WAITING: usize = 256;
 
 /// Bounds of what a client asks and keeps: the table `[onion.descriptors]` of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -44,7 +48,7 @@ pub struct DescriptorsConfig {
     /// … in this time, and as often at once.
     #[serde(deserialize_with = "hoplite_config::seconds")]
     pub within: Duration,
-    /// Services that are looked for at once; others wait.
+    /// Services that are looked for at once; others wait. Of them a token has no more than are left for others.
     pub at_once: usize,
     /// Services that are known; the one that was not asked for longest goes.
     pub services: usize,
@@ -80,7 +84,7 @@ struct Inner {
     keys: ClientKeys,
     config: DescriptorsConfig,
     services: Mutex<HashMap<OnionAddress, Known>>,
-    looking: Semaphore,
+    turns: Turns,
 }
 
 /// When it was asked for last, and what is known. Whoever looks for it holds the lock.
@@ -98,29 +102,22 @@ impl Descriptors {
             keys,
             config,
             services: Mutex::default(),
-            looking: Semaphore::new(config.at_once.max(1)),
+            turns: Turns::new(config.at_once.max(1), WAITING),
         }))
     }
 
-    /// How a service is reached, by the descriptor that is kept or is looked for now. That goes on if nobody waits for it any more: the next stream
-    /// needs it.
+    /// How a service is reached, by the descriptor that is kept or is looked for now, in a turn of this token. Once that is begun it goes on if nobody waits
+    /// for it any more: the next stream needs it.
     ///
     /// # Errors
     /// No HSDir has it ([`Reason::NameNotFound`]) or can be asked; it is for clients with other keys ([`ErrorKind::Forbidden`]); it was looked for too
-    /// often ([`Reason::Limit`]).
-    pub async fn service(&self, address: &OnionAddress) -> Result<Arc<KnownService>, Error> {
-        let (inner, address) = (Arc::clone(&self.0), *address);
-        let known = inner.known(&address);
-        let looking = tokio::spawn(async move {
-            let mut kept = known.lock().await;
-            match kept.usable(Instant::now()) {
-                Some(service) => Ok(service),
-                None => inner.look(&address, &mut kept).await,
-            }
-        });
-        looking.await.unwrap_or_else(|error| {
-            Err(Error::new(ErrorKind::Bug, "looking for an onion service").caused_by(error))
-        })
+    /// often, or the token looks for too many ([`Reason::Limit`]).
+    pub async fn service(
+        &self,
+        address: &OnionAddress,
+        token: &Isolation,
+    ) -> Result<Arc<KnownService>, Error> {
+        self.find(address, token, |_| true).await
     }
 
     /// Whether how a service is reached is known now, and need not be looked for.
@@ -137,19 +134,45 @@ impl Descriptors {
     pub async fn newer(
         &self,
         address: &OnionAddress,
+        token: &Isolation,
         known: &KnownService,
     ) -> Option<Arc<KnownService>> {
+        // Somebody else may have looked for it meanwhile.
+        let newer = self.find(address, token, |service| service != known);
+        newer.await.ok()
+    }
+
+    /// What is kept, if it is what is wanted; else what is found now.
+    async fn find(
+        &self,
+        address: &OnionAddress,
+        token: &Isolation,
+        is_wanted: impl Fn(&KnownService) -> bool,
+    ) -> Result<Arc<KnownService>, Error> {
         let (inner, address) = (Arc::clone(&self.0), *address);
-        let (service, known) = (inner.known(&address), known.clone());
-        let looking = tokio::spawn(async move {
-            let mut kept = service.lock().await;
-            match kept.usable(Instant::now()) {
-                // Somebody else has looked for it meanwhile.
-                Some(newer) if *newer != known => Some(newer),
-                _ => inner.look(&address, &mut kept).await.ok(),
+        let known = inner.known(&address);
+        let wanted = |kept: &Kept| kept.usable(Instant::now()).filter(|it| is_wanted(it));
+        loop {
+            // Whoever looks for it now does so for all.
+            if let Some(service) = wanted(&*known.lock().await) {
+                return Ok(service);
             }
-        });
-        looking.await.ok().flatten()
+            // Nobody waits for a turn of another token.
+            let turn = inner.turns.turn(token).await.ok_or_else(too_many)?;
+            let Ok(mut kept) = Arc::clone(&known).try_lock_owned() else {
+                continue;
+            };
+            if let Some(service) = wanted(&kept) {
+                return Ok(service);
+            }
+            let looking = tokio::spawn(async move {
+                let _turn = turn;
+                inner.look(&address, &mut kept).await
+            });
+            return looking.await.unwrap_or_else(|error| {
+                Err(Error::new(ErrorKind::Bug, "looking for an onion service").caused_by(error))
+            });
+        }
     }
 }
 
@@ -174,7 +197,6 @@ impl Inner {
         address: &OnionAddress,
         kept: &mut Kept,
     ) -> Result<Arc<KnownService>, Error> {
-        let _turn = self.looking.acquire().await;
         let placed = self.directory.looked_for(address)?;
         let key = address.blinded(placed.period);
         let mut hsdirs = kept.unasked(&placed, Instant::now());
@@ -237,6 +259,11 @@ impl Inner {
             now,
         })
     }
+}
+
+fn too_many() -> Error {
+    let doing = "looking for one more onion service, where too many are waited for (try later)";
+    Error::new(ErrorKind::PathFailed, doing).because(Reason::Limit)
 }
 
 fn not_found() -> Error {

@@ -94,9 +94,9 @@ impl Reach {
         } else {
             self.client.prepare(address.key(), &terms.isolation)
         };
-        let looking = self.descriptors.service(address);
+        let looking = self.descriptors.service(address, &terms.isolation);
         let known = terms.run("looking for an onion service", looking).await?;
-        let newer = || self.descriptors.newer(address, &known);
+        let newer = || self.descriptors.newer(address, &terms.isolation, &known);
         self.client.reach(&known, prepared, newer, terms).await
     }
 }

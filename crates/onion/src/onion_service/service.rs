@@ -3,8 +3,9 @@
 //! "Managing streams".
 //!
 //! Anybody who knows the address can have a service build circuits, and each costs it more than the message that asked for it. So there is a bound
-//! of how many are built at once and a second, and of how many clients there are ([`ServiceConfig`]); what is beyond it is dropped unanswered, and so
-//! is what is not authentic, or was seen before. A client's streams are bounded too, and wait in its own circuit until they are accepted.
+//! of how many are built at once and a second, and of how many clients there are ([`ServiceConfig`]). Beyond it those give way that were begun longest
+//! ago, as honest ones take seconds, and clients without streams; where there are none, or too many came of late, what comes is dropped unanswered, as is
+//! what is not authentic, or was seen before. A client's streams are bounded too, and wait in its own circuit until they are accepted.
 
 use std::{
     fmt,
@@ -39,7 +40,7 @@ use tokio::{
 use super::{
     IntroductionPoint, SENDME_INCREMENT,
     introduction::{Life, Verdict},
-    room::{Place, Room},
+    room::{Place, Room, Stay},
 };
 use crate::{
     channel::Dialer,
@@ -65,9 +66,9 @@ pub struct ServiceConfig {
     pub introductions: Option<IntroductionRate>,
     /// Introductions of one point after which another takes its place, where that is less than at random.
     pub of_a_point: u32,
-    /// Clients that it meets at most; of them an introduction point has no more than are left for the others.
+    /// Clients that it meets at most; of them an introduction point has no more than are left for the others. Beyond it one without streams gives way.
     pub clients: usize,
-    /// Circuits to rendezvous points that are built at once; shared likewise.
+    /// Circuits to rendezvous points that are built at once; shared likewise. Beyond it the one that was begun longest ago gives way.
     pub building: usize,
     /// And how many are begun. Each introduction point has its part.
     pub rendezvous: IntroductionRate,
@@ -122,7 +123,7 @@ pub struct Counters {
     pub garbage: AtomicU64,
     /// What was seen before.
     pub replayed: AtomicU64,
-    /// What there was no room for.
+    /// What there was no room for, or none any more before the client was met.
     pub limited: AtomicU64,
     /// Clients whose rendezvous point could not be reached.
     pub missed: AtomicU64,
@@ -293,7 +294,8 @@ pub struct StreamRequest {
     udp: bool,
     id: StreamId,
     circuit: Arc<BuiltCircuit>,
-    place: Option<Place<u64>>,
+    /// Its place among the streams of all clients; and the client keeps his as long.
+    place: Option<(Place<u64>, Stay<usize>)>,
     answered: bool,
 }
 
@@ -315,9 +317,9 @@ impl StreamRequest {
         })
     }
 
-    /// With its place among the streams of all clients; without one it is refused.
-    fn placed(mut self, place: Option<Place<u64>>) -> Option<Self> {
-        self.place = Some(place?);
+    /// With its place among the streams of all clients, of this one; without one it is refused.
+    fn placed(mut self, place: Option<Place<u64>>, client: &Place<usize>) -> Option<Self> {
+        self.place = Some((place?, client.stay()));
         Some(self)
     }
 
@@ -355,7 +357,7 @@ impl StreamRequest {
     /// Closes the client's circuit, with all of its streams: so does C tor where a client asks for a port that is not served, lest it try them all.
     pub fn close_circuit(mut self) {
         self.answered = true;
-        self.circuit.shared().lock().close(failure::retired());
+        leave(&self.circuit);
     }
 }
 
@@ -587,6 +589,13 @@ impl Inner {
 
 /// Bytes of RENDEZVOUS1 (`HS_LEGACY_RENDEZVOUS_CELL_SIZE`).
 const RENDEZVOUS1: usize = 168;
+/// A client that was met and asks for no stream within this time is left.
+const FIRST_STREAM: Duration = Duration::from_secs(30);
+
+/// Closes a client's circuit.
+fn leave(circuit: &BuiltCircuit) {
+    circuit.shared().lock().close(failure::retired());
+}
 
 /// Room for a client, and to build a circuit for it.
 struct Welcome {
@@ -648,41 +657,69 @@ impl Inner {
         })
     }
 
-    /// Whoever floods a service through one introduction point leaves room for those who come through the others.
+    /// Whoever floods a service through one introduction point leaves room for those who come through the others, and what he holds gives way to who comes.
     fn room(&self, place: usize) -> Option<Welcome> {
-        let client = self.clients.take(place)?;
-        let building = self.building.take(place)?;
-        let begins = self.begun.get(place)?.lock().take(Instant::now());
+        let (now, mut begun) = (Instant::now(), self.begun.get(place)?.lock());
+        // Nobody gives way to who may not begin.
+        if begun.left(now) == 0 {
+            return None;
+        }
+        let client = self.clients.make_room(place)?;
+        let building = self.building.make_room(place)?;
+        let begins = begun.take(now);
         begins.then_some(Welcome { client, building })
     }
 
-    /// Goes to meet the client, and hands out its streams.
+    /// Goes to meet the client, and attends to it, unless it has to give way before.
     async fn serve(self: Arc<Self>, waiting: Waiting, room: Welcome) {
-        let Welcome {
-            client: _client,
-            building,
-        } = room;
-        let met = timeout(self.config.patience, self.meet(waiting)).await;
-        drop(building);
-        let Ok(Ok(circuit)) = met else {
-            self.counters.missed.fetch_add(1, Relaxed);
-            return;
+        let Welcome { client, building } = room;
+        let (missed, limited) = (&self.counters.missed, &self.counters.limited);
+        let met = tokio::select! {
+            met = timeout(self.config.patience, self.meet(waiting)) => met.ok().and_then(Result::ok).ok_or(missed),
+            () = building.lost() => Err(limited),
+            () = client.lost() => Err(limited),
         };
-        self.counters.met.fetch_add(1, Relaxed);
-        let circuit = Arc::new(circuit);
-        let serial = self.serial.fetch_add(1, Relaxed);
-        let asked = || poll_fn(|cx| circuit.shared().lock().poll_asked(cx));
-        while let Ok((id, asked)) = asked().await {
-            let Some(request) = StreamRequest::new(&asked, id, &circuit) else {
-                continue;
-            };
-            let Some(request) = request.placed(self.streams.take(serial)) else {
-                continue;
-            };
-            if self.requests.send(request).await.is_err() {
-                return;
+        drop(building);
+        match met {
+            Ok(circuit) => self.attend(circuit, &client).await,
+            Err(counter) => {
+                counter.fetch_add(1, Relaxed);
             }
         }
+    }
+
+    /// Hands out the streams of a client that was met; it is left if it asks for none, or has none when another needs its place.
+    async fn attend(&self, circuit: BuiltCircuit, client: &Place<usize>) {
+        self.counters.met.fetch_add(1, Relaxed);
+        let circuit = Arc::new(circuit);
+        let asks = tokio::select! {
+            biased;
+            () = client.lost() => false,
+            asks = self.hand_out(&circuit, client) => asks,
+        };
+        if !asks {
+            leave(&circuit);
+        }
+    }
+
+    /// Hands out streams until the circuit ends. Answers whether the client has asked for any in time.
+    async fn hand_out(&self, circuit: &Arc<BuiltCircuit>, client: &Place<usize>) -> bool {
+        let serial = self.serial.fetch_add(1, Relaxed);
+        let next = || poll_fn(|cx| circuit.shared().lock().poll_asked(cx));
+        let Ok(mut asked) = timeout(FIRST_STREAM, next()).await else {
+            return false;
+        };
+        while let Ok((id, what)) = asked {
+            let request = StreamRequest::new(&what, id, circuit);
+            let place = |request: StreamRequest| request.placed(self.streams.take(serial), client);
+            if let Some(request) = request.and_then(place)
+                && self.requests.send(request).await.is_err()
+            {
+                break;
+            }
+            asked = next().await;
+        }
+        true
     }
 
     async fn meet(&self, waiting: Waiting) -> Result<BuiltCircuit, Error> {

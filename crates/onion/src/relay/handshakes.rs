@@ -294,6 +294,8 @@ impl fmt::Debug for Requester {
 // What protects a relay from CREATE2: this many a second for each client, and none twice. tor-spec "Creating circuits";
 // C tor's DoS mitigation has the like.
 
+const NANOSECONDS: u128 = Duration::from_secs(1).as_nanos();
+
 /// Tokens that come back at a rate.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
@@ -348,15 +350,20 @@ impl Bucket {
 
     /// How many there are.
     pub fn left(&mut self, now: Instant) -> u32 {
-        let passed = now.saturating_duration_since(self.since);
-        let came = passed.as_millis() * u128::from(self.per_second) / 1000;
+        let passed = now.saturating_duration_since(self.since).as_nanos();
+        let (rate, parts) = (u128::from(self.per_second), NANOSECONDS);
+        let came = passed * rate / parts;
         if came > 0 {
+            // The part that has come of the next one is not lost, unless there is no room for it.
+            let rest = passed * rate % parts / rate;
             let came = u32::try_from(came).unwrap_or(u32::MAX);
             let repaid = self.owed.min(came);
             self.owed = self.owed.saturating_sub(repaid);
             let more = came.saturating_sub(repaid);
             self.left = self.left.saturating_add(more).min(self.most);
-            self.since = now;
+            let is_full = self.left == self.most;
+            let rest = u64::try_from(rest).unwrap_or(0) * u64::from(!is_full);
+            self.since = now - Duration::from_nanos(rest);
         }
         self.left
     }
@@ -576,6 +583,37 @@ mod skins_tests {
             bucket.take(now)
         });
         assert_eq!(taken.count(), 6);
+    }
+
+    /// At steps in which no whole number of them comes.
+    #[test]
+    fn a_bucket_asked_steadily_gives_its_whole_rate_and_no_more() {
+        for (per_second, step) in [(11, 181), (25, 79), (3, 400), (7, 1), (1000, 3)] {
+            let mut now = Instant::now();
+            let mut bucket = Bucket::new(100, per_second, now);
+            while bucket.take(now) {}
+            let mut taken = 0;
+            for _ in 0..100_000 / step {
+                now += Duration::from_millis(step);
+                while bucket.take(now) {
+                    taken += 1;
+                }
+            }
+            let most = u64::from(per_second) * (100_000 / step * step) / 1000;
+            assert!((most - 1..=most).contains(&taken), "{taken} of {most}");
+        }
+    }
+
+    #[test]
+    fn a_bucket_that_is_full_keeps_nothing_for_later() {
+        let mut now = Instant::now();
+        let mut bucket = Bucket::new(1, 1, now);
+        now += Duration::from_millis(1900);
+        assert!(bucket.take(now));
+        now += Duration::from_millis(900);
+        assert!(!bucket.take(now));
+        now += Duration::from_millis(100);
+        assert!(bucket.take(now));
     }
 
     #[test]

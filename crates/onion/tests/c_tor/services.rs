@@ -27,7 +27,7 @@ use hoplite_onion::{
     },
     path::{CircuitUsage, Paths, Relay},
 };
-use hoplite_overlay::{Error, ErrorKind, Terms};
+use hoplite_overlay::{Error, ErrorKind, Isolation, Terms};
 use hoplite_wire::{cell::circuit::LinkSpecifier, tor::service_descriptor};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional},
@@ -239,7 +239,7 @@ async fn known(network: &mut Network, address: &OnionAddress) -> Arc<KnownServic
             };
             let config = DescriptorsConfig::default();
             let descriptors = Descriptors::new(Arc::new(told), ClientKeys::new(), config);
-            if let Ok(service) = descriptors.service(address).await
+            if let Ok(service) = descriptors.service(address, &Isolation::default()).await
                 && !service.points.is_empty()
             {
                 return service;

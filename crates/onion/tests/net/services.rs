@@ -19,7 +19,7 @@ use hoplite_onion::{
     path::{self, CircuitFate, CircuitUsage, Paths},
     relay,
 };
-use hoplite_overlay::{Datagrams, Error, ErrorKind, Stream, Terms, memory::Network};
+use hoplite_overlay::{Datagrams, Error, ErrorKind, Reason, Stream, Terms, memory::Network};
 use hoplite_testing::{soon, until};
 use hoplite_wire::cell::{
     onion_service::{IntroduceStatus, Introduction, IntroductionRate, Rendezvous1},
@@ -29,6 +29,7 @@ use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     sync::watch,
+    time::Instant,
 };
 
 use crate::{
@@ -212,9 +213,26 @@ impl Scene {
         found.cloned().expect("more relays than points")
     }
 
+    /// A relay that nobody takes of himself, and that takes circuits and never answers.
+    fn silent_relay(&self) -> path::Relay {
+        let relay = self.net.relay(10, &Network::new(1), |_| {});
+        self.net.silence(10);
+        known(&relay, Kind::default())
+    }
+
     /// What introduces somebody who waits at `at` by `cookie`.
     fn introduction(&self, at: &path::Relay, cookie: [u8; 20]) -> (hs_ntor::ClientState, Vec<u8>) {
-        let point = &self.points.borrow()[0];
+        self.introduction_through(0, at, cookie)
+    }
+
+    /// What does so through this introduction point.
+    fn introduction_through(
+        &self,
+        point: usize,
+        at: &path::Relay,
+        cookie: [u8; 20],
+    ) -> (hs_ntor::ClientState, Vec<u8>) {
+        let point = &self.points.borrow()[point];
         let keys = IntroductionKeys {
             auth: point.auth_key,
             encryption: point.enc_key,
@@ -231,7 +249,12 @@ impl Scene {
 
     /// Sends INTRODUCE1 to the first introduction point.
     async fn introduce(&self, message: &[u8]) -> IntroduceStatus {
-        let point = self.points.borrow()[0].clone();
+        self.introduce_through(0, message).await
+    }
+
+    /// Sends INTRODUCE1 to this introduction point.
+    async fn introduce_through(&self, point: usize, message: &[u8]) -> IntroduceStatus {
+        let point = self.points.borrow()[point].clone();
         let mut raw = self.raw(&point.relay).await;
         raw.say(RelayCommand::INTRODUCE1, 0, message).await;
         let Heard::Message(1, RelayCommand::INTRODUCE_ACK, _, data, _) = raw.hear().await else {
@@ -669,7 +692,7 @@ async fn an_introduction_that_comes_twice_or_a_cookie_is_answered_once() {
 #[tokio::test]
 async fn garbage_is_dropped_and_disturbs_nobody() {
     let mut scene = Scene::new().await;
-    let at = scene.elsewhere();
+    let (at, before) = (scene.elsewhere(), scene.known().points);
     let (_, message) = scene.introduction(&at, [1; 20]);
     for change in [60, 100, message.len() - 1] {
         let mut changed = message.clone();
@@ -689,7 +712,7 @@ async fn garbage_is_dropped_and_disturbs_nobody() {
         scene.introduce(&empty).await;
     }
     until(|| scene.service.counters().garbage.load(Relaxed) == 7).await;
-    assert_eq!(*scene.points.borrow(), scene.known().points);
+    assert_eq!(*scene.points.borrow(), before);
     let (mut near, mut far) = scene.stream(&Terms::default()).await;
     echo(&mut near, &mut far, 10).await;
     assert_eq!(scene.service.counters().met.load(Relaxed), 1);
@@ -710,6 +733,173 @@ async fn a_client_who_sends_a_service_to_a_relay_with_a_wrong_key_has_nobody_bla
     let useful = [CircuitFate::Built, CircuitFate::Used];
     assert!(fates.iter().all(|fate| useful.contains(fate)), "{fates:?}");
     assert_eq!(fates.len(), 6);
+}
+
+/// As where the relay that was named has no open port, and the one before it, C tor's, closes the circuit as if it were lost itself.
+#[tokio::test(start_paused = true)]
+async fn a_relay_that_closes_the_circuit_since_the_next_one_is_a_strangers_is_not_blamed() {
+    let scene = Scene::new().await;
+    let (at, points) = (scene.silent_relay(), scene.known().points);
+    let is_point = |relay: &path::Relay| points.iter().any(|point| point.relay == *relay);
+    // The path of a service takes the first of these relays, the last, and the one before that.
+    let before = {
+        let mut relays = scene.paths.relays.lock();
+        relays.sort_by_key(is_point);
+        relays.rotate_left(2);
+        relays[7].keys.ed25519[0]
+    };
+    *scene.paths.next.lock() = Box::new(|| 0);
+    let created = &scene.relays[usize::from(before) - 1].counters.created;
+    let so_far = created.load(Relaxed);
+    let (_, message) = scene.introduction(&at, [1; 20]);
+    assert_eq!(scene.introduce(&message).await, IntroduceStatus::SUCCESS);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(created.load(Relaxed), so_far + 1, "it leads there");
+    let others = |relay: &path::Relay| relay.keys.ed25519[0] != before;
+    scene.paths.relays.lock().retain(others);
+    scene.net.kill(before);
+    until(|| scene.service.counters().missed.load(Relaxed) == 1).await;
+    assert!(scene.paths.blamed.lock().is_empty());
+}
+
+/// Two circuits for a client, each of which has that relay's ten seconds.
+#[tokio::test(start_paused = true)]
+async fn a_relay_of_a_strangers_choice_that_never_answers_is_given_up_soon() {
+    let scene = Scene::new().await;
+    let (_, message) = scene.introduction(&scene.silent_relay(), [1; 20]);
+    let begun = Instant::now();
+    assert_eq!(scene.introduce(&message).await, IntroduceStatus::SUCCESS);
+    until(|| scene.service.counters().missed.load(Relaxed) == 1).await;
+    assert_eq!(begun.elapsed().as_secs(), 20);
+    assert!(scene.paths.blamed.lock().is_empty());
+}
+
+/// Through every introduction point, and slower than is too many.
+#[tokio::test(start_paused = true)]
+async fn who_sends_a_service_to_relays_that_never_answer_keeps_nobody_else_out() {
+    let config = ServiceConfig {
+        building: 8,
+        ..ServiceConfig::default()
+    };
+    let scene = Scene::with(config, ClientConfig::default()).await;
+    let (at, known) = (scene.silent_relay(), scene.known());
+    for n in 0..60 {
+        let through = usize::from(n) % 3;
+        let (_, message) = scene.introduction_through(through, &at, [n; 20]);
+        scene.introduce_through(through, &message).await;
+    }
+    let counters = scene.service.counters();
+    until(|| counters.limited.load(Relaxed) >= 50).await;
+    for point in &known.points {
+        let through = KnownService {
+            points: vec![point.clone()],
+            ..known.clone()
+        };
+        let client = scene.another_client(ClientConfig {
+            attempts: 1,
+            ..ClientConfig::default()
+        });
+        let (terms, newer) = (Terms::default(), || std::future::ready(None));
+        let reached = soon(client.reach(&through, None, newer, &terms)).await;
+        assert!(reached.expect("reached").is_usable());
+    }
+    assert_eq!(counters.missed.load(Relaxed), 0, "no time has passed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_asks_for_no_stream_is_left_after_half_a_minute_and_one_that_did_is_not() {
+    let mut scene = Scene::new().await;
+    drop(scene.stream(&token(1)).await);
+    let (known, terms) = (scene.known(), token(2));
+    let newer = || std::future::ready(None);
+    let silent = soon(scene.client.reach(&known, None, newer, &terms)).await;
+    let silent = silent.expect("reached");
+    let clients = |scene: &Scene| scene.service.watch().state().expect("it lives").clients;
+    tokio::time::sleep(Duration::from_secs(29)).await;
+    assert_eq!((clients(&scene), silent.is_usable()), (2, true));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!((clients(&scene), silent.is_usable()), (1, false));
+    let (mut near, mut far) = scene.stream(&token(1)).await;
+    echo(&mut near, &mut far, 100).await;
+    assert_eq!(
+        scene.service.counters().met.load(Relaxed),
+        2,
+        "over the same circuit"
+    );
+}
+
+/// Half of the places are for who comes through one introduction point.
+#[tokio::test(start_paused = true)]
+async fn clients_that_do_nothing_give_way_to_those_who_come_and_those_with_streams_do_not() {
+    let config = ServiceConfig {
+        points: 1,
+        clients: 4,
+        ..ServiceConfig::default()
+    };
+    let mut scene = Scene::with(config, ClientConfig::default()).await;
+    let (mut near, mut far) = scene.stream(&token(1)).await;
+    let at = scene.elsewhere();
+    let mut silent = Vec::new();
+    for n in 1..=5 {
+        let mut raw = scene.waiting(&at, [n; 20]).await;
+        let (_, message) = scene.introduction(&at, [n; 20]);
+        scene.introduce(&message).await;
+        let heard = raw.hear().await;
+        let Heard::Message(1, RelayCommand::RENDEZVOUS2, ..) = heard else {
+            panic!("{heard:?} as client {n}");
+        };
+        silent.push(raw);
+    }
+    let (mut next, mut there) = scene.stream(&token(2)).await;
+    for mut raw in silent {
+        let heard = raw.hear().await;
+        assert!(
+            matches!(heard, Heard::Message(0, RelayCommand::TRUNCATED, ..)),
+            "{heard:?}"
+        );
+    }
+    let (_, message) = scene.introduction(&at, [6; 20]);
+    scene.introduce(&message).await;
+    let counters = scene.service.counters();
+    until(|| counters.limited.load(Relaxed) == 1).await;
+    assert_eq!(counters.met.load(Relaxed), 7);
+    echo(&mut near, &mut far, 100).await;
+    echo(&mut next, &mut there, 100).await;
+}
+
+#[tokio::test]
+async fn a_token_with_streams_to_all_services_that_it_can_leaves_circuits_to_the_others() {
+    let config = ClientConfig {
+        kept: 4,
+        ..ClientConfig::default()
+    };
+    let mut scene = Scene::with(ServiceConfig::default(), config).await;
+    let mut held = Vec::new();
+    for (client, services) in [(1, 2), (2, 1), (3, 1)] {
+        let terms = token(client);
+        for n in 0..=services {
+            let known = KnownService {
+                identity: [n; 32],
+                ..scene.known()
+            };
+            let opening = scene.client.open_stream(&known, 80, &terms);
+            if n == services {
+                let refused = soon(opening).await.expect_err("no more than are free");
+                assert_eq!(refused.reason(), Some(Reason::Limit));
+                continue;
+            }
+            let (near, far) = soon(async {
+                tokio::join!(opening, async {
+                    scene.service.accept().await.expect("a request").accept()
+                })
+            })
+            .await;
+            held.push((near.expect("opens"), far));
+        }
+    }
+    for (near, far) in &mut held {
+        echo(near, far, 100).await;
+    }
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use hoplite_crypto::{
     },
 };
 use hoplite_wire::tor::service_descriptor::LIFETIME;
+use tokio::task::JoinSet;
 
 use super::*;
 use crate::{channel::Waiting, onion_service::directory::Destination};
@@ -66,6 +67,8 @@ struct Shelf {
     /// Who refuses to answer at all.
     refusing: Mutex<Vec<u8>>,
     asked: Mutex<Vec<u8>>,
+    /// Whoever is asked now never answers.
+    hangs: Mutex<bool>,
 }
 
 impl Shelf {
@@ -103,7 +106,11 @@ impl ServiceDirectory for Shelf {
         self.asked.lock().push(number);
         let found = self.answers.lock().get(&number).cloned();
         let refuses = self.refusing.lock().contains(&number);
+        let hangs = *self.hangs.lock();
         Box::pin(async move {
+            if hangs {
+                std::future::pending::<()>().await;
+            }
             if refuses {
                 let refused = Error::new(ErrorKind::Forbidden, "a test");
                 return Err(refused.because(Reason::Limit));
@@ -144,7 +151,22 @@ impl Scene {
     }
 
     async fn look(&self) -> Result<Arc<KnownService>, Error> {
-        self.descriptors.service(&self.identity.address()).await
+        let token = Isolation::default();
+        self.descriptors
+            .service(&self.identity.address(), &token)
+            .await
+    }
+
+    /// A token looks for so many services that nobody has; dropped, it does no more.
+    async fn page(&self, token: &Isolation, services: usize) -> JoinSet<Result<(), Error>> {
+        let mut looking = JoinSet::new();
+        for _ in 0..services {
+            let (descriptors, token) = (self.descriptors.clone(), token.clone());
+            let address = ServiceIdentity::generate().expect("a key").address();
+            looking.spawn(async move { descriptors.service(&address, &token).await.map(drop) });
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        looking
     }
 
     /// The relay of the only introduction point that is known.
@@ -158,7 +180,8 @@ impl Scene {
     async fn newer(&self) -> Option<u8> {
         let known = self.look().await.expect("kept");
         let address = self.identity.address();
-        let newer = self.descriptors.newer(&address, &known).await?;
+        let token = Isolation::default();
+        let newer = self.descriptors.newer(&address, &token, &known).await?;
         Some(newer.points[0].relay.keys.ed25519[0])
     }
 }
@@ -227,7 +250,8 @@ async fn a_newer_descriptor_that_somebody_has_found_meanwhile_is_everybodys() {
     assert_eq!(scene.newer().await, Some(9));
     scene.shelf.asked();
     let address = scene.identity.address();
-    let newer = scene.descriptors.newer(&address, &old).await;
+    let token = Isolation::default();
+    let newer = scene.descriptors.newer(&address, &token, &old).await;
     assert_eq!(newer, scene.look().await.ok());
     assert!(scene.shelf.asked().is_empty());
 }
@@ -372,8 +396,75 @@ async fn no_more_services_are_remembered_than_there_is_room_for() {
     let descriptors = Descriptors::new(directory, ClientKeys::default(), config);
     for _ in 0..9 {
         let other = ServiceIdentity::generate().expect("a key").address();
-        assert!(descriptors.service(&other).await.is_err());
+        let token = Isolation::default();
+        assert!(descriptors.service(&other, &token).await.is_err());
         tokio::time::advance(Duration::from_secs(1)).await;
     }
     assert_eq!(format!("{descriptors:?}"), "Descriptors(3 services)");
+}
+
+fn token(n: u8) -> Isolation {
+    Isolation::new(vec![n])
+}
+
+/// As a page does that names services without end, or one that names services of relays that never answer.
+#[tokio::test(start_paused = true)]
+async fn a_token_that_looks_for_services_without_end_keeps_no_other_waiting() {
+    let scene = Scene::new();
+    (1..=6).for_each(|n| scene.shelf.has(n, &text(&scene.identity, 9, 5, &[])));
+    *scene.shelf.hangs.lock() = true;
+    let _looking = scene.page(&token(1), 1000).await;
+    assert_eq!(scene.shelf.asked().len(), 4, "half of all turns");
+    *scene.shelf.hangs.lock() = false;
+    let begun = Instant::now();
+    assert_eq!(scene.point().await, 9);
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_nobody_waits_for_any_more_is_not_looked_for_if_its_turn_has_not_come() {
+    let scene = Scene::new();
+    *scene.shelf.hangs.lock() = true;
+    let looking = scene.page(&token(1), 100).await;
+    assert_eq!(scene.shelf.asked().len(), 4);
+    drop(looking);
+    *scene.shelf.hangs.lock() = false;
+    tokio::time::sleep(Duration::from_secs(1000)).await;
+    assert_eq!(scene.shelf.asked().len(), 4 * 5, "those that were begun");
+    let _looking = scene.page(&token(1), 1).await;
+    assert_eq!(scene.shelf.asked().len(), 6, "its turns are free again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_wait_to_look_for_services_than_there_is_room_for() {
+    let scene = Scene::new();
+    *scene.shelf.hangs.lock() = true;
+    let mut looking = scene.page(&token(1), 1000).await;
+    while let Some(ended) = looking.try_join_next() {
+        let error = ended.expect("no panic").expect_err("too many");
+        let reason = (error.kind(), error.reason());
+        assert_eq!(reason, (ErrorKind::PathFailed, Some(Reason::Limit)));
+    }
+    assert_eq!(looking.len(), 4 + WAITING / 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_wait_for_one_service_have_one_turn_together() {
+    let scene = Scene::new();
+    (1..=6).for_each(|n| scene.shelf.has(n, &text(&scene.identity, 9, 5, &[])));
+    *scene.shelf.hangs.lock() = true;
+    let address = scene.identity.address();
+    let mut looking = JoinSet::new();
+    for n in 0..20 {
+        let descriptors = scene.descriptors.clone();
+        looking.spawn(async move { descriptors.service(&address, &token(n % 2)).await });
+    }
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(scene.shelf.asked().len(), 1);
+    let _others = scene.page(&token(1), 3).await;
+    assert_eq!(scene.shelf.asked().len(), 3, "as many turns as are left");
+    *scene.shelf.hangs.lock() = false;
+    while let Some(ended) = looking.join_next().await {
+        assert_eq!(ended.expect("no panic").expect("found").points.len(), 1);
+    }
 }
