@@ -985,7 +985,8 @@ impl Listed {
             }
             if is_due && !is_newer {
                 let left = beside_at.map(|at| Duration::from_secs(at.saturating_sub(now())));
-                sleep(left.map_or(self.pause(), |left| left.min(self.pause()))).await;
+                let pause = self.pause();
+                sleep(left.map_or(pause, |left| left.min(pause))).await;
             }
         }
     }

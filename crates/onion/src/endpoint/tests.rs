@@ -861,35 +861,31 @@ async fn streams_that_end_while_the_circuits_window_is_closed_leave_nothing_behi
     let mut pair = Pair::new(VEGAS);
     let (_near, mut far) = pair.stream(HALF_CLOSE);
     far.write_all(&[7; 1000]).await.expect("taken");
-    let mut endpoint = pair.exit.lock();
     // So much is under way that nothing more may leave.
     for _ in 0..200 {
-        endpoint.sealed(LegId::FIRST, digest(1), Instant::now());
+        let mut exit = pair.exit.lock();
+        exit.sealed(LegId::FIRST, digest(1), Instant::now());
     }
     let target: hoplite_wire::Target = "192.0.2.1:80".parse().expect("valid");
+    let tell = |message: &Message<'_>| {
+        let told = message::control(Format::V0, message, StreamId(77), zeros);
+        let handled = pair.exit.lock().handle_message(told.body, digest(0), at());
+        handled.expect("allowed");
+    };
     for _ in 0..1000 {
-        let begin = Begin {
+        tell(&Message::Begin(Begin {
             target: target.clone(),
             flags: HALF_CLOSE,
-        };
-        let tell = |endpoint: &mut Endpoint, message: &Message<'_>| {
-            let told = message::control(Format::V0, message, StreamId(77), zeros);
-            let handled = endpoint.handle_message(told.body, digest(0), at());
-            handled.expect("allowed");
-        };
-        tell(&mut endpoint, &Message::Begin(begin));
-        let (id, _) = endpoint.next_asked().expect("asked for");
-        endpoint.connected(id, None);
-        drop(endpoint);
+        }));
+        let (id, _) = pair.exit.lock().next_asked().expect("asked for");
+        pair.exit.lock().connected(id, None);
         let mut handle = Handle::new(&pair.exit, id);
         handle.write_all(&[7; 1000]).await.expect("taken");
-        endpoint = pair.exit.lock();
-        while endpoint.next_message(LegId::FIRST).is_some() {}
-        tell(&mut endpoint, &Message::End(End::new(EndReason::MISC)));
-        drop(endpoint);
-        drop(handle);
-        endpoint = pair.exit.lock();
+        let send = || pair.exit.lock().next_message(LegId::FIRST).is_some();
+        while send() {}
+        tell(&Message::End(End::new(EndReason::MISC)));
     }
+    let endpoint = pair.exit.lock();
     assert!(endpoint.later.len() <= 2, "{}", endpoint.later.len());
 }
 
