@@ -298,13 +298,14 @@ impl Client {
         Ok(slot)
     }
 
-    /// A place for one circuit more of a token. Where it has none, its circuits without streams are closed; those of others only if all places are taken.
+    /// A place for one circuit more of a token. Where it has none, those that are over are forgotten, and its circuits without streams closed; those of others
+    /// only if all places are taken.
     fn place(&self, slots: &mut Slots, token: &Isolation) -> Option<Place<Isolation>> {
         let take = || self.places.take(token.clone());
         if let Some(place) = take() {
             return Some(place);
         }
-        slots.retain(|(of, _), slot| of != token || !is_idle(slot));
+        slots.retain(|(of, _), slot| !is_over(slot) && (of != token || !is_idle(slot)));
         if slots.len() >= self.config.kept {
             slots.retain(|_, slot| !is_idle(slot));
         }
@@ -318,6 +319,13 @@ fn is_idle(slot: &Arc<Slot>) -> bool {
     let streams = |circuit: &Arc<BuiltCircuit>| circuit.shared().lock().streams();
     kept.is_ok_and(|kept| kept.as_ref().is_none_or(|circuit| streams(circuit) == 0))
         && Arc::strong_count(slot) == 1
+}
+
+/// Whether its circuit has ended, or never stood, and nobody waits for it.
+fn is_over(slot: &Arc<Slot>) -> bool {
+    let kept = slot.circuit.try_lock();
+    let has_closed = |circuit: &Arc<BuiltCircuit>| circuit.shared().lock().closed().is_some();
+    kept.is_ok_and(|kept| kept.as_ref().is_none_or(has_closed)) && Arc::strong_count(slot) == 1
 }
 
 impl fmt::Debug for Client {

@@ -3,12 +3,13 @@
 //! service gives out by it its streams, by circuit, and the clients whom it meets, by the introduction point through which they came; a client its
 //! circuits to services, and its turns to look for them, by token.
 //!
-//! Where it is asked to make room, it takes a place back instead of refusing one: of those who have most, the one that nothing has kept for longest.
+//! Where it is asked to make room, it takes a place back instead of refusing one: of those who have most, the one that nothing has kept for longest. Each
+//! may be left to whoever has it for some time ([`Room::lasting`]): else many who come at once would leave nobody the time that he needs.
 
-use std::{cmp::Reverse, collections::HashMap, fmt, hash::Hash, sync::Arc};
+use std::{cmp::Reverse, collections::HashMap, fmt, hash::Hash, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use tokio::sync::SetOnce;
+use tokio::{sync::SetOnce, time::Instant};
 
 /// Places, and who has how many of them. Clones are the same room.
 #[derive(Debug)]
@@ -31,6 +32,8 @@ pub(super) struct Stay<K: Eq + Hash + Clone> {
 #[derive(Debug)]
 struct Taken<K> {
     most: usize,
+    /// How long nobody's place is taken back.
+    lasts: Duration,
     /// Those who have any, and how many.
     of: HashMap<K, usize>,
     /// By their places' numbers.
@@ -47,14 +50,22 @@ struct Guest<K> {
     stays: usize,
     /// Since when nothing does, by the count.
     since: u64,
+    /// When it came.
+    came: Instant,
     lost: Arc<SetOnce<()>>,
 }
 
 impl<K: Eq + Hash + Clone> Room<K> {
     /// With so many places.
     pub(super) fn new(most: usize) -> Self {
+        Self::lasting(most, Duration::ZERO)
+    }
+
+    /// With so many places, each of which is taken back from nobody who has had it for less than that.
+    pub(super) fn lasting(most: usize, lasts: Duration) -> Self {
         Self(Arc::new(Mutex::new(Taken {
             most,
+            lasts,
             of: HashMap::new(),
             guests: HashMap::new(),
             count: 0,
@@ -83,6 +94,7 @@ impl<K: Eq + Hash + Clone> Room<K> {
             key,
             stays: 0,
             since: number,
+            came: Instant::now(),
             lost: Arc::clone(&lost),
         };
         taken.guests.insert(number, guest);
@@ -114,7 +126,8 @@ impl<K: Eq + Hash> Taken<K> {
     fn take_back(&mut self, key: &K) -> Option<()> {
         let own = self.has(key);
         let may = |guest: &Guest<K>| {
-            guest.stays == 0 && (guest.key == *key || self.has(&guest.key) > own)
+            let has_had_it = guest.stays == 0 && guest.came.elapsed() >= self.lasts;
+            has_had_it && (guest.key == *key || self.has(&guest.key) > own)
         };
         let those = self.guests.iter().filter(|(_, guest)| may(guest));
         let rank = |guest: &Guest<K>| (self.has(&guest.key), Reverse(guest.since));
@@ -256,6 +269,18 @@ mod tests {
         drop((places[0].stay(), other));
         let _more = room.make_room(1).expect("its own");
         assert!(is_lost(&places[1]) && !is_lost(&places[0]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_gives_way_before_its_time() {
+        let room = Room::lasting(2, Duration::from_secs(5));
+        let first = room.make_room(1).expect("free");
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert!(room.make_room(1).is_none());
+        tokio::time::advance(Duration::from_secs(2)).await;
+        let second = room.make_room(1).expect("the first has had its time");
+        assert!(is_lost(&first) && room.make_room(1).is_none());
+        drop(second);
     }
 
     #[tokio::test]

@@ -2,10 +2,10 @@
 //! Whoever publishes its descriptor follows [`Service::points`]. rend-spec-v3, "The introduction protocol", "Joining to a rendezvous point",
 //! "Managing streams".
 //!
-//! Anybody who knows the address can have a service build circuits, and each costs it more than the message that asked for it. So there is a bound
-//! of how many are built at once and a second, and of how many clients there are ([`ServiceConfig`]). Beyond it those give way that were begun longest
-//! ago, as honest ones take seconds, and clients without streams; where there are none, or too many came of late, what comes is dropped unanswered, as is
-//! what is not authentic, or was seen before. A client's streams are bounded too, and wait in its own circuit until they are accepted.
+//! Anybody who knows the address can have a service build circuits, and each costs it more than the message that asked for it. So there is a bound of how many
+//! are built at once and a second, and of how many clients there are ([`ServiceConfig`]). Beyond it those give way that were begun longest ago, more than five
+//! seconds, as honest ones take less, and clients without streams; where there are none, or too many came of late, what comes is dropped unanswered, as is what
+//! is not authentic, or was seen before. A client's streams are bounded too, and wait in its own circuit until they are accepted.
 
 use std::{
     fmt,
@@ -68,7 +68,8 @@ pub struct ServiceConfig {
     pub of_a_point: u32,
     /// Clients that it meets at most; of them an introduction point has no more than are left for the others. Beyond it one without streams gives way.
     pub clients: usize,
-    /// Circuits to rendezvous points that are built at once; shared likewise. Beyond it the one that was begun longest ago gives way.
+    /// Circuits to rendezvous points that are built at once; shared likewise. Beyond it the one that was begun longest ago gives way,
+    /// if it has had a few seconds.
     pub building: usize,
     /// And how many are begun. Each introduction point has its part.
     pub rendezvous: IntroductionRate,
@@ -97,7 +98,7 @@ impl Default for ServiceConfig {
             introductions: None,
             of_a_point: u32::MAX,
             clients: 1024,
-            building: 64,
+            building: 128,
             rendezvous: IntroductionRate {
                 per_second: 32,
                 burst: 256,
@@ -192,7 +193,7 @@ impl Service {
             chosen: Mutex::new(vec![None; places]),
             since: Mutex::new(vec![None; places]),
             clients: Room::new(config.clients),
-            building: Room::new(config.building),
+            building: Room::lasting(config.building, LASTS),
             begun: (0..places).map(|_| Mutex::new(bucket())).collect(),
             streams: Room::new(config.streams_of_all),
             serial: AtomicU64::new(0),
@@ -589,6 +590,8 @@ impl Inner {
 
 /// Bytes of RENDEZVOUS1 (`HS_LEGACY_RENDEZVOUS_CELL_SIZE`).
 const RENDEZVOUS1: usize = 168;
+/// A circuit to a client is not given up for another's before this time: honest ones take less.
+const LASTS: Duration = Duration::from_secs(5);
 /// A client that was met and asks for no stream within this time is left.
 const FIRST_STREAM: Duration = Duration::from_secs(30);
 
