@@ -291,7 +291,7 @@ impl PathChooser {
         }
     }
 
-    /// A guard lets too many others fail behind it, or lets nobody in: it rests for long.
+    /// A guard lets too many others fail behind it: it rests for long.
     pub fn guard_put_off(&mut self, guard: &Key, now: Moment) {
         if let Some(guards) = &mut self.guards {
             guards.put_off(guard, now.calendar);

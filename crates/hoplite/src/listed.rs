@@ -780,7 +780,7 @@ impl Listed {
         let failed: Vec<_> = failed.iter().filter_map(|&place| identity(place)).collect();
         let first = trouble.map(|trouble| match trouble {
             EntryTrouble::Away(place) => (identity(place), false),
-            EntryTrouble::Refuses(place) | EntryTrouble::Choosy(place) => (identity(place), true),
+            EntryTrouble::Choosy(place) => (identity(place), true),
         });
         match first {
             Some((Some(first), true)) => state.chooser.guard_put_off(&first, moment()),

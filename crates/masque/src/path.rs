@@ -232,10 +232,8 @@ pub enum TakenBack {
 /// What was wrong with the first relay of a path, by its place in the list of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryTrouble {
-    /// It could not be reached.
+    /// It could not be reached, or has let nobody in.
     Away(usize),
-    /// It takes none of our tokens.
-    Refuses(usize),
     /// Too many others have failed behind it.
     Choosy(usize),
 }
@@ -351,12 +349,13 @@ impl Paths {
             Some(indices) => state.indices = indices,
             None => {
                 state.indices.clear();
-                self.choose_again(&mut state, None);
+                self.choose_again(&mut state, None, false);
             }
         }
     }
 
-    fn choose_again(&self, state: &mut State, trouble: Option<EntryTrouble>) {
+    /// Where another one alone helps, the same one stays: a new path of the same relays would show them further tokens.
+    fn choose_again(&self, state: &mut State, trouble: Option<EntryTrouble>, another_alone: bool) {
         let (below, config) = (&self.below, &self.config);
         let made = make(
             &state.relays,
@@ -365,7 +364,9 @@ impl Paths {
             (&state.failed, trouble),
             &mut state.choose,
         );
-        if let Ok((indices, path)) = made {
+        if let Ok((indices, path)) = made
+            && !(another_alone && indices == state.indices)
+        {
             path.keep_warm();
             (state.indices, state.path) = (indices, path);
         }
@@ -433,13 +434,11 @@ impl Paths {
     fn replace(&self, failed: &Path, why: &Error) {
         let mut state = self.state.lock();
         let mut hops = failed.hops().iter();
-        let refused = hops.position(Hop::has_refused);
-        let broken = match refused {
-            None if why.reason() != Some(Reason::Authentication) => {
-                let mut hops = failed.hops().iter();
-                hops.position(|hop| hop.http_version().is_none())
-            }
-            refused => refused,
+        let is_refusal = why.reason() == Some(Reason::Authentication);
+        let broken = if is_refusal {
+            hops.position(Hop::has_refused)
+        } else {
+            hops.position(|hop| hop.http_version().is_none())
         };
         let placed = |hop: usize| Some((hop, *state.indices.get(hop)?));
         let Some((hop, relay)) = broken.and_then(placed) else {
@@ -449,18 +448,17 @@ impl Paths {
             return;
         }
         // Whoever refuses a token was reached.
-        let before = refused.is_none().then(|| hop.checked_sub(1)).flatten();
+        let before = hop.checked_sub(1).filter(|_| !is_refusal);
         let blamed = before.filter(|&hop| state.blames(hop));
         let blamed = blamed.and_then(|hop| Some((hop, *state.indices.get(hop)?)));
         let (hop, relay) = blamed.unwrap_or((hop, relay));
         state.failed.retain(|&i| i != relay);
         state.failed.push(relay);
-        let trouble = (hop == 0).then_some(match (blamed, refused) {
-            (Some(_), _) => EntryTrouble::Choosy(relay),
-            (None, Some(_)) => EntryTrouble::Refuses(relay),
-            (None, None) => EntryTrouble::Away(relay),
+        let trouble = (hop == 0).then_some(match blamed {
+            Some(_) => EntryTrouble::Choosy(relay),
+            None => EntryTrouble::Away(relay),
         });
-        self.choose_again(&mut state, trouble);
+        self.choose_again(&mut state, trouble, is_refusal);
         if !state.path.is_same(failed) {
             warn!("a relay of the path failed: another path is taken");
         }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use hoplite_masque::{Config, Path, TokenSource};
+use hoplite_masque::{Config, Path, Paths, Relay, TokenSource};
 use hoplite_overlay::{
     Batch, Error, ErrorKind, Isolation, Opening, Overlay, Reason, Terms, direct::Direct,
 };
@@ -47,6 +47,7 @@ struct Scene {
     _place: TempDir,
     relays: Vec<Handle>,
     purses: Vec<Arc<Purse>>,
+    hops: Vec<Relay>,
     path: Path,
 }
 
@@ -105,15 +106,17 @@ impl Scene {
             hop.tokens = Some(Arc::clone(purse) as _);
             hop
         });
+        let hops: Vec<_> = hops.collect();
         let config = Config {
             spare: false,
             ..config
         };
-        let path = Path::new(hops.collect(), below, &Arc::new(config)).expect("a path");
+        let path = Path::new(hops.clone(), below, &Arc::new(config)).expect("a path");
         Self {
             _place: place,
             relays,
             purses,
+            hops,
             path,
         }
     }
@@ -184,6 +187,42 @@ async fn tokens_are_not_thrown_after_one_that_was_refused() {
     assert!(scene.shown(0) <= 2, "{}", scene.shown(0));
     assert_eq!(scene.shown(1), 0);
     drop(scene.relays);
+}
+
+/// Of a relay that has refused too many.
+#[derive(Debug)]
+struct GivenUp;
+
+impl TokenSource for GivenUp {
+    fn take(&self) -> Opening<'_, PrivateToken> {
+        let none = Error::new(ErrorKind::Forbidden, "taking a token: it is shown none");
+        Box::pin(async move { Err(none.because(Reason::Authentication)) })
+    }
+
+    fn is_given_up(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test]
+async fn a_relay_that_is_shown_no_tokens_costs_those_before_it_none_where_there_is_no_other() {
+    let scene = Scene::new(20, true);
+    let mut hops = scene.hops.clone();
+    hops[1].tokens = Some(Arc::new(GivenUp));
+    let choose = Box::new(|_: &[usize], _| Some(vec![0, 1]));
+    let paths = Paths::new(hops, direct(), &Arc::new(Config::default()), choose);
+    let paths = paths.expect("a path");
+    let before = paths.current();
+    let target = targets::tcp_echo().await.into();
+    for _ in 0..5 {
+        let terms = Terms::default();
+        let opening = paths.open_stream(&target, &terms);
+        let refused = hoplite_testing::soon(opening).await.map(drop);
+        let why = refused.expect_err("none is shown").reason();
+        assert_eq!(why, Some(Reason::Authentication));
+    }
+    assert!(paths.current().is_same(&before));
+    assert_eq!(scene.shown(0), 1);
 }
 
 /// Lets QUIC's handshakes pass, which have long headers, and nothing of what follows.
