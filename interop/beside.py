@@ -11,7 +11,7 @@ import subprocess
 import time
 
 from common import HERE, HOPLITE, TOKEN, wait_for
-from device import strangers
+from device import describe, strangers
 from device_test import difference
 from netns import RELAY_PORT, Host
 from packages_test import DEBIAN, Installed
@@ -156,7 +156,9 @@ class Rows(Session):
         if excluded:
             # The file lets pass all that is for the relay's address: the system's own answer, too, to a packet that comes after its socket has closed.
             wrong.pop((socket.IPPROTO_ICMPV6, relay, 0), None)
-        return self.checks.check(f"{name}: of {len(frames)} frames that left, none is for anybody but the relay", not wrong, dict(list(wrong.items())[:12]))
+        # Whose it was, its content tells.
+        first = next((frame.hex() for frame in frames if describe(frame) in wrong), None)
+        return self.checks.check(f"{name}: of {len(frames)} frames that left, none is for anybody but the relay", not wrong, (dict(list(wrong.items())[:12]), first))
 
     def seen_as(self, host, *prefix, timeout=6):
         """The address that the target sees; None when it is not reached."""
