@@ -995,8 +995,7 @@ impl Listed {
     /// back; he would know whose flows he carries, if an authority told him who asks it right then.
     fn beside_at(&self, random: &mut dyn FnMut(u64) -> u64) -> u64 {
         let (state, now) = (self.lock(), now());
-        let until = state.known.valid_until(now);
-        middle(now, until.max(now.saturating_add(LEAST_BESIDE)), random)
+        beside(now, state.known.valid_until(now), random)
     }
 
     /// After asking in vain: several times before the list is over.
@@ -1310,6 +1309,15 @@ fn haste(in_vain: u32, random: &mut dyn FnMut(u64) -> u64) -> Duration {
     pause.saturating_add(Duration::from_secs(random(pause.as_secs())))
 }
 
+/// A moment in the middle half of the time that a list has left, or of the least time that will do.
+fn beside(now: u64, valid_until: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
+    middle(
+        now,
+        valid_until.max(now.saturating_add(LEAST_BESIDE)),
+        random,
+    )
+}
+
 /// A moment in the middle half of a time.
 fn middle(from: u64, until: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
     let all = until.saturating_sub(from);
@@ -1340,6 +1348,15 @@ mod tests {
         };
         assert_eq!(drawn(1000, 9000), [2000, 5999]);
         assert_eq!((drawn(1000, 1000), drawn(1000, 900)), ([0; 2], [0; 2]));
+    }
+
+    /// As a device's that has slept.
+    #[test]
+    fn where_a_list_is_over_authorities_are_not_asked_directly_at_once() {
+        for valid_until in [0, 4000, 5000, 5060] {
+            assert_eq!(beside(5000, valid_until, &mut |_| 0), 5150);
+            assert_eq!(beside(5000, valid_until, &mut |below| below - 1), 5449);
+        }
     }
 
     fn carried(change: impl FnOnce(&mut Store)) {

@@ -482,25 +482,6 @@ async fn who_keeps_back_what_is_asked_of_authorities_does_not_have_them_asked_be
     keeping.abort();
 }
 
-/// As a device's that has slept.
-#[tokio::test(start_paused = true)]
-async fn nor_does_he_where_the_list_is_over() {
-    let directory = tempfile::tempdir().expect("directory");
-    let cache = directory.path().join("cache");
-    let nearly_over = list(now() - 3 * 3600 + 2, relays(), 50);
-    let listed = listed(&cache, Some(&nearly_over));
-    // By the clock of the lists, which nobody sets.
-    std::thread::sleep(Duration::from_secs(3));
-    let refusal = Error::new(ErrorKind::TargetFailed, "asking an authority");
-    let (through, beside) = (Arc::new(Double::failing(refusal)), nobody());
-    let (over, under) = (through.clone(), beside.clone());
-    let keeping = tokio::spawn(async move { listed.keep(over, under, |_| ()).await });
-    sleep(Duration::from_secs(300)).await;
-    assert!(through.asked() > 1);
-    assert_eq!(beside.asked(), 0);
-    keeping.abort();
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_list_from_which_no_path_can_be_made_is_renewed_soon_and_ever_more_rarely_in_vain() {
     let directory = tempfile::tempdir().expect("directory");
