@@ -655,6 +655,7 @@ echo 1 > /proc/sys/net/ipv6/conf/all/forwarding; echo 1 > /proc/sys/net/ipv6/con
 def nat64(rows):
     """A network with IPv6 alone: the relay by its IPv6 address, by its IPv4 address as NAT64 has it, and by a CLAT."""
     device, checks, lab, target, relay, name = rows.device, rows.checks, rows.lab, rows.target, rows.relay, "IPv6 alone"
+    without_a_route(rows)
     router = types.SimpleNamespace(ns=lab.router)
     process = lab.run("nat64", lab.inside(router, NAT64))
     translated = str(ipaddress.IPv6Address(int(ipaddress.IPv6Address(PREFIX)) + int(ipaddress.IPv4Address(relay.v4))))
@@ -673,6 +674,21 @@ def nat64(rows):
         clat(rows, translated)
     finally:
         process.stop(signal.SIGKILL)
+
+
+def without_a_route(rows):
+    """A network with both, whose way to the relay is missing, as for a moment while somebody sets it up anew: its name server is not asked for NAT64's prefix."""
+    device, resolver, gateway, name = rows.device, rows.lab.resolver, f"10.77.{rows.device.number}.1", "IPv4 without a route to the relay"
+    device.must(f"ip route replace {resolver} via {gateway}; ip route del default")
+    routes = [device.sh(f"ip route get {address} 2>&1") for address in (resolver, rows.relay.v4)]
+    rows.checks.check(f"{name}: the name server has one", f"via {gateway}" in routes[0] and f"via {gateway}" not in routes[1], routes)
+    device.hoplite("up", "--block-only")
+    rows.watch.since()
+    code, said, took = device.up("", "--wait", "3")
+    rows.checks.check(f"{name}: up says that the relay cannot be reached ({took:.0f} s)", code == 1 and "first relay" in said, f"exit {code}: {said}")
+    rows.state(name)
+    device.must(f"ip route replace default via {gateway}; ip route del {resolver}")
+    rows.downs(name)
 
 
 def connects(rows, address):

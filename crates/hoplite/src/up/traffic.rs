@@ -188,7 +188,7 @@ impl Remembering {
         {
             return Ok(known.addresses.clone());
         }
-        match (self.look_up(name).await, known) {
+        match (ask(&self.servers(), name).await, known) {
             (Ok(addresses), _) => {
                 self.learn(name.clone(), addresses.clone());
                 Ok(addresses)
@@ -198,19 +198,26 @@ impl Remembering {
         }
     }
 
-    async fn look_up(&self, name: &HostName) -> Result<Vec<IpAddr>, Error> {
-        let servers = self.servers();
-        if servers.is_empty() {
-            let nobody = Error::new(
-                ErrorKind::TargetFailed,
-                "resolving a name without any server",
-            );
-            return Err(nobody.because(Reason::ResolverFailed));
-        }
-        let direct = Direct::new().name_servers(&servers).mark(MARK);
-        let terms = Terms::default().within(ASKING_PATIENCE);
-        direct.resolve(name.as_str(), &terms).await
+    /// Whom to ask where a network has its NAT64: those who are reached by IPv6. An IPv4 address may lack its route for a moment while somebody sets the
+    /// network up anew, and where IPv4 carries a question it is no network with IPv6 alone.
+    fn of_ipv6(&self) -> Vec<SocketAddr> {
+        let mut servers = self.servers();
+        servers.retain(SocketAddr::is_ipv6);
+        servers
     }
+}
+
+async fn ask(servers: &[SocketAddr], name: &HostName) -> Result<Vec<IpAddr>, Error> {
+    if servers.is_empty() {
+        let nobody = Error::new(
+            ErrorKind::TargetFailed,
+            "resolving a name without any server",
+        );
+        return Err(nobody.because(Reason::ResolverFailed));
+    }
+    let direct = Direct::new().name_servers(servers).mark(MARK);
+    let terms = Terms::default().within(ASKING_PATIENCE);
+    direct.resolve(name.as_str(), &terms).await
 }
 
 fn forget_oldest(known: &mut HashMap<HostName, Known>) {
@@ -230,7 +237,7 @@ impl Resolver for Remembering {
             match special(name) {
                 Some(answer) => answer,
                 // Another network has another answer.
-                None if name.as_str() == NAT64_NAME => self.look_up(name).await,
+                None if name.as_str() == NAT64_NAME => ask(&self.of_ipv6(), name).await,
                 None => self.find(name).await,
             }
         })
@@ -380,6 +387,20 @@ mod remembering_tests {
         let other = resolver.resolve(&name("other.example")).await;
         let reason = other.expect_err("nobody to ask").reason();
         assert_eq!(reason, Some(Reason::ResolverFailed));
+    }
+
+    #[tokio::test]
+    async fn no_name_server_of_ipv4_is_asked_for_nat64() {
+        let resolver = Remembering::default();
+        let server = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        server.set_nonblocking(true).expect("an option");
+        resolver.ask(&[server.local_addr().expect("bound")]);
+        let answer = resolver.resolve(&name(NAT64_NAME)).await;
+        let reason = answer.expect_err("nobody to ask").reason();
+        assert_eq!(reason, Some(Reason::ResolverFailed));
+        server.recv(&mut [0; 512]).expect_err("nothing was sent");
+        resolver.ask(&["[2001:db8::53]:53".parse().expect("an address")]);
+        assert_eq!(resolver.of_ipv6(), resolver.servers());
     }
 
     #[tokio::test(start_paused = true)]
