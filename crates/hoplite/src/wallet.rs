@@ -23,7 +23,9 @@ use bytes::Bytes;
 use clap::Args;
 use hoplite_crypto::{ALPN_HTTP1, Token, Trust, client_tls};
 use hoplite_masque::TokenSource;
-use hoplite_overlay::{Error, ErrorKind, Opening, Overlay, Reason, Terms, direct::Direct};
+use hoplite_overlay::{
+    Error, ErrorKind, Isolation, Opening, Overlay, Reason, Terms, direct::Direct,
+};
 use hoplite_tokens::{ChallengeDigests, KeyDirectory, KeyError, PendingToken, Stock};
 use hoplite_wire::{
     Host, Target,
@@ -88,7 +90,7 @@ pub(crate) fn print(options: &Options, json: bool) -> Result<(), Failure> {
     process::current_thread_runtime()?.block_on(async {
         let wallets = Wallets::open(&client.config, &Direct::for_tunnels(), file).await?;
         let token = match wallets.source(relay) {
-            Some(source) => Some(source.take().await.map_err(|error| {
+            Some(source) => Some(source.take(&Isolation::default()).await.map_err(|error| {
                 let why = wallets.trouble(relay);
                 let remedy = "see that the issuer can be reached, or ask its operator for more";
                 failed(why.unwrap_or_else(|| error.to_string()), remedy)
@@ -113,6 +115,9 @@ const RETRY: Duration = Duration::from_secs(30);
 const LONGEST_RETRY: Duration = Duration::from_secs(3600);
 /// So many tokens are kept for a name of the list at first: twice as many each time that more are asked for, up to what the file says.
 const FIRST_KEEP: usize = 4;
+/// One in so many of those that are kept for a name, the last ones, is for connections without an isolation token: any program of the machine can make up
+/// such tokens without end, and spend all that the issuer gives in a day. Where fewer are kept, as for a name of the list at first, none is.
+const LAST: usize = 5;
 /// Names of the list for which tokens were taken that are remembered at most.
 const MOST_NAMES: usize = 64;
 /// A relay of the list that has refused so many tokens is shown none for [`GIVEN_UP`], then for twice as long, up to [`LONGEST_GIVEN_UP`]. What it has refused
@@ -515,8 +520,8 @@ impl RelayTokens {
         Error::new(ErrorKind::Forbidden, doing).because(Reason::Authentication)
     }
 
-    fn taken(&self) -> Result<Option<PrivateToken>, Error> {
-        let taken = self.wallet.taken(&self.origin);
+    fn taken(&self, use_last: bool) -> Result<Option<PrivateToken>, Error> {
+        let taken = self.wallet.taken(&self.origin, use_last);
         let taken = taken.map_err(|error| {
             let refused = self.forbidden("their file cannot be used");
             refused.caused_by(error)
@@ -535,23 +540,27 @@ impl TokenSource for RelayTokens {
         standing.is_some_and(Standing::is_given_up)
     }
 
-    /// The next one. Where there is none the issuer is asked at once, once for all who wait, unless it has just failed to give any, or a relay may have
-    /// chosen the moment.
-    fn take(&self) -> Opening<'_, PrivateToken> {
+    /// The next one; the last ones only without an isolation token. Where there is none the issuer is asked at once, once for all who wait, unless it has
+    /// just failed to give any, or a relay may have chosen the moment.
+    fn take(&self, isolation: &Isolation) -> Opening<'_, PrivateToken> {
+        let use_last = *isolation == Isolation::default();
         Box::pin(async move {
             if self.is_given_up() {
                 return Err(self.forbidden("it has refused too many, and is shown none for now"));
             }
-            if let Some(token) = self.taken()? {
+            if let Some(token) = self.taken(use_last)? {
                 return Ok(token);
             }
-            self.wallet.fill_for(&self.origin).await;
-            let why = if self.wallet.is_stirred() {
+            self.wallet.fill_for(&self.origin, use_last).await;
+            let left = self.origin.count(&mut **self.wallet.purse.lock());
+            let why = if left.is_ok_and(|left| left > 0) {
+                "those that are left are for flows without an isolation token, and more are asked for within minutes"
+            } else if self.wallet.is_stirred() {
                 "they have run out while relays ended or refused connections, and the issuer is asked within a minute"
             } else {
                 "they have run out, and the issuer has given no more"
             };
-            self.taken()?.ok_or_else(|| self.forbidden(why))
+            self.taken(use_last)?.ok_or_else(|| self.forbidden(why))
         })
     }
 
@@ -658,10 +667,24 @@ impl Wallet {
         self.kept.lock().iter().map(of).collect()
     }
 
+    /// How many tokens for this name are not for everybody.
+    fn last(&self, origin: &Origin, use_last: bool) -> usize {
+        let mut last = 0;
+        if !use_last {
+            self.of(origin, |kept| last = kept.keep / LAST);
+        }
+        last
+    }
+
     /// Takes one out. From then on tokens are kept for this name; one of the list for which none was taken for longest makes room for it.
-    fn taken(&self, origin: &Origin) -> io::Result<Option<PrivateToken>> {
+    fn taken(&self, origin: &Origin, use_last: bool) -> io::Result<Option<PrivateToken>> {
+        let last = self.last(origin, use_last);
         let mut purse = self.purse.lock();
-        let (taken, left) = (origin.take(&mut **purse)?, origin.count(&mut **purse)?);
+        let mut taken = None;
+        if origin.count(&mut **purse)? > last {
+            taken = origin.take(&mut **purse)?;
+        }
+        let left = origin.count(&mut **purse)?;
         drop(purse);
         let mut all = self.kept.lock();
         let place = all.iter().position(|kept| kept.origin == *origin);
@@ -752,15 +775,19 @@ impl Wallet {
         Ok(read.or_else(|| self.issuer.token.clone()))
     }
 
-    /// Somebody waits for a token for this name, and goes without when a relay may have chosen the moment.
-    async fn fill_for(&self, origin: &Origin) {
+    /// Somebody waits for a token for this name, and goes without when a relay may have chosen the moment, or where the last ones are left, which are not for
+    /// him.
+    async fn fill_for(&self, origin: &Origin, use_last: bool) {
         let asking = self.asking.lock().await;
-        let left = origin.count(&mut **self.purse.lock());
-        if self.is_in_trouble() || left.is_ok_and(|left| left > 0) {
+        let left = origin.count(&mut **self.purse.lock()).unwrap_or_default();
+        if self.is_in_trouble() || left > self.last(origin, use_last) {
             return;
         }
         self.of(origin, |kept| kept.low = true);
-        if self.is_stirred() || self.fill(&asking).await.is_err() {
+        if left > 0 {
+            // Who makes up isolation tokens chooses no moment either.
+            self.ask_for_more();
+        } else if self.is_stirred() || self.fill(&asking).await.is_err() {
             // Flows fail until then.
             self.ask_within(APART);
         }
@@ -1104,16 +1131,19 @@ mod tests {
         let crowd = crowd(100);
         for (_, exit) in &crowd {
             for _ in 0..MOST_REFUSED {
-                exit.take().await.expect("a token");
+                exit.take(&Isolation::default()).await.expect("a token");
                 exit.accepted();
-                exit.take().await.expect("a token");
+                exit.take(&Isolation::default()).await.expect("a token");
                 exit.refused();
             }
         }
         sleep(APART + RETRY).await;
         assert!(asked(&crowd) < crowd.len() / 4, "{}", asked(&crowd));
         for (_, exit) in &crowd {
-            assert!(exit.take().await.is_err(), "it is shown no more");
+            assert!(
+                exit.take(&Isolation::default()).await.is_err(),
+                "it is shown no more"
+            );
         }
         sleep(DOUBT).await;
         assert_eq!(asked(&crowd), crowd.len());
@@ -1126,13 +1156,17 @@ mod tests {
         for pause in [0, 1, 2, 4] {
             sleep(Duration::from_secs(pause)).await;
             for (_, exit) in &crowd {
-                exit.take().await.expect("a token");
+                exit.take(&Isolation::default()).await.expect("a token");
                 exit.accepted();
                 exit.ended();
             }
         }
         for (_, exit) in &crowd {
-            let why = exit.take().await.expect_err("none is left").to_string();
+            let why = exit
+                .take(&Isolation::default())
+                .await
+                .expect_err("none is left")
+                .to_string();
             assert!(why.contains("ended or refused connections"), "{why}");
         }
         assert!(asked(&crowd) < crowd.len() / 4, "{}", asked(&crowd));
@@ -1148,9 +1182,63 @@ mod tests {
         let is_asked = || wallet.trouble.lock().is_some();
         tokens("exit", "a").ended();
         // Nor for the next one of the path, for whose name there never was any.
-        assert!(tokens("other", "b").take().await.is_err() && !is_asked());
+        assert!(
+            tokens("other", "b")
+                .take(&Isolation::default())
+                .await
+                .is_err()
+                && !is_asked()
+        );
         tokio::time::advance(STIRRED).await;
-        assert!(tokens("other", "b").take().await.is_err() && is_asked());
+        assert!(
+            tokens("other", "b")
+                .take(&Isolation::default())
+                .await
+                .is_err()
+                && is_asked()
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_makes_up_isolation_tokens_leaves_the_last_ones_to_flows_without_one() {
+        let (wallet, tokens) = listed(16);
+        let relay = tokens("relay", "a");
+        let kept = Kept::of_file(relay.origin.clone(), 16);
+        wallet.kept.lock().push(kept);
+        let place = tempfile::tempdir().expect("a directory");
+        let token = |number: u8| {
+            let input = TokenInput {
+                nonce: [number; 32],
+                challenge_digest: *relay.origin.challenges.of(TokenType::Voprf),
+                key_id: [0; 32],
+            };
+            PrivateToken::new(input, Authenticator::Voprf([1; 48]))
+        };
+        let mut files = Files {
+            stock: Stock::open(&place.path().join("stock")).expect("opens"),
+            account: None,
+        };
+        let all: Vec<_> = (0..16).map(token).collect();
+        Purse::put(&mut files, &all).expect("put");
+        *wallet.purse.lock() = Box::new(files);
+        for number in 0..13 {
+            let made_up = Isolation::new(vec![number]);
+            relay.take(&made_up).await.expect("a token");
+        }
+        for number in 13..100 {
+            let made_up = Isolation::new(vec![number]);
+            let refused = relay.take(&made_up).await.expect_err("none of the last");
+            let why = refused.to_string();
+            assert!(why.contains("without an isolation token"), "{why}");
+        }
+        let is_asked = || wallet.trouble.lock().is_some();
+        assert!(!is_asked() && wallet.due.lock().is_some(), "at random");
+        for _ in 0..3 {
+            let token = relay.take(&Isolation::default()).await;
+            token.expect("one of the last");
+        }
+        let token = relay.take(&Isolation::default()).await;
+        assert!(token.is_err() && is_asked(), "none is left");
     }
 
     #[tokio::test(start_paused = true)]
@@ -1176,28 +1264,33 @@ mod tests {
         let (wallet, tokens) = listed(16);
         let liar = tokens("liar", "a");
         for _ in 0..3 {
-            liar.take().await.expect("a token");
+            liar.take(&Isolation::default()).await.expect("a token");
             liar.refused();
         }
         for hours in [1u32, 2, 4] {
-            assert!(liar.take().await.is_err(), "{hours}");
+            assert!(liar.take(&Isolation::default()).await.is_err(), "{hours}");
             // Others that have the same name are not taken for it.
-            tokens("other", "a").take().await.expect("a token");
+            tokens("other", "a")
+                .take(&Isolation::default())
+                .await
+                .expect("a token");
             let before = left(&wallet);
-            assert!(liar.take().await.is_err());
+            assert!(liar.take(&Isolation::default()).await.is_err());
             assert_eq!(left(&wallet), before);
             tokio::time::advance(HOUR * hours).await;
-            liar.take().await.expect("a token");
+            liar.take(&Isolation::default()).await.expect("a token");
             liar.refused();
         }
         tokio::time::advance(HOUR * 24).await;
-        liar.take().await.expect("a token");
+        liar.take(&Isolation::default()).await.expect("a token");
         liar.accepted();
         for _ in 0..2 {
-            liar.take().await.expect("it has let the client in");
+            liar.take(&Isolation::default())
+                .await
+                .expect("it has let the client in");
             liar.refused();
         }
-        liar.take().await.expect("a token");
+        liar.take(&Isolation::default()).await.expect("a token");
     }
 
     #[tokio::test(start_paused = true)]
@@ -1205,7 +1298,7 @@ mod tests {
         let (wallet, tokens) = listed(4);
         let silent = tokens("silent", "a");
         let mut shown = 0;
-        while silent.take().await.is_ok() {
+        while silent.take(&Isolation::default()).await.is_ok() {
             shown += 1;
         }
         assert_eq!((shown, left(&wallet)), (16, 84));
@@ -1222,18 +1315,21 @@ mod tests {
             let mut kept = kept.iter();
             kept.any(|kept| kept.origin == tokens.origin && kept.low)
         };
-        bad.take().await.expect("a token");
+        bad.take(&Isolation::default()).await.expect("a token");
         assert!(!is_low(&bad));
         good.accepted();
-        good.take().await.expect("a token");
+        good.take(&Isolation::default()).await.expect("a token");
         good.accepted();
-        good.take().await.expect("a token");
+        good.take(&Isolation::default()).await.expect("a token");
         assert!(is_low(&good) && !is_low(&bad));
         // However many names relays of a list have.
         *wallet.purse.lock() = Box::new(Bag(200));
         for n in 0..100 {
             let name = n.to_string();
-            tokens(&name, &name).take().await.expect("a token");
+            tokens(&name, &name)
+                .take(&Isolation::default())
+                .await
+                .expect("a token");
         }
         assert_eq!(wallet.kept.lock().len(), MOST_NAMES);
     }

@@ -490,7 +490,7 @@ impl Drop for Lease {
 #[cfg(test)]
 mod tests {
     use hoplite_http::h2;
-    use hoplite_overlay::Opening;
+    use hoplite_overlay::{Isolation, Opening};
     use hoplite_wire::privacy_pass::{Authenticator, TokenInput};
     use parking_lot::Mutex;
     use tokio::io::{DuplexStream, duplex};
@@ -502,7 +502,7 @@ mod tests {
     struct Ear(Mutex<Vec<&'static str>>);
 
     impl TokenSource for Ear {
-        fn take(&self) -> Opening<'_, PrivateToken> {
+        fn take(&self, _: &Isolation) -> Opening<'_, PrivateToken> {
             Box::pin(pending())
         }
 

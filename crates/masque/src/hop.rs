@@ -40,11 +40,12 @@ pub struct Relay {
 
 /// Tokens for one relay, none of which was ever shown: each is for one connection, so that no two of them are known to be the same client's.
 pub trait TokenSource: fmt::Debug + Send + Sync {
-    /// One of them; it is this caller's alone. It may have to be waited for.
+    /// One of them, for a connection of this isolation token; it is this caller's alone. It may have to be waited for. Any program can make up isolation
+    /// tokens without end: the last tokens may be kept for connections without one.
     ///
     /// # Errors
     /// [`ErrorKind::Forbidden`] if they have run out.
-    fn take(&self) -> Opening<'_, PrivateToken>;
+    fn take(&self, isolation: &Isolation) -> Opening<'_, PrivateToken>;
 
     /// The relay has let a connection in for one of them.
     fn accepted(&self) {}

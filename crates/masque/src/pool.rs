@@ -130,8 +130,8 @@ impl Pool {
             || self.tokens.as_ref().is_some_and(is_given_up)
     }
 
-    /// A token for a new connection.
-    async fn token(&self) -> Result<Option<Shown>, Error> {
+    /// A token for a new connection of this isolation token.
+    async fn token(&self, isolation: &Isolation) -> Result<Option<Shown>, Error> {
         let Some(tokens) = &self.tokens else {
             return Ok(None);
         };
@@ -140,7 +140,7 @@ impl Pool {
             let error = Error::new(ErrorKind::Forbidden, doing);
             return Err(error.because(Reason::Authentication));
         }
-        let token = tokens.take().await?;
+        let token = tokens.take(isolation).await?;
         let source = Arc::clone(tokens);
         Ok(Some(Shown { token, source }))
     }
@@ -383,7 +383,7 @@ async fn dial(pool: Arc<Pool>, token: Isolation) -> Result<Arc<Connection>, Erro
     pool.pause().await;
     let link = pool.dialer.race(&terms).await?;
     // Only now: what cannot be reached costs no token.
-    let (token_shown, told) = (pool.token().await?, pool.told.clone());
+    let (token_shown, told) = (pool.token(&token).await?, pool.told.clone());
     let connection = Connection::start(link, token_shown, told, &pool.config).await?;
     pool.keep(&token, &connection);
     follow(&Arc::downgrade(&pool), &token, connection.clone());
@@ -477,7 +477,7 @@ async fn back_to_quic(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<Con
         let Ok(link) = strong.dialer.quic(&terms).await else {
             continue;
         };
-        let Ok(fresh) = strong.token().await else {
+        let Ok(fresh) = strong.token(token).await else {
             continue;
         };
         let (link, told) = (Link::Quic(link), strong.told.clone());
@@ -504,7 +504,7 @@ async fn away_from_quic(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<C
         let dialled = strong.dialer.tls_unharmed(&terms, rtt).await;
         let tries = strong.left.fetch_add(1, Relaxed);
         if let Ok(link) = dialled
-            && let Ok(fresh) = strong.token().await
+            && let Ok(fresh) = strong.token(token).await
         {
             let (link, told) = (Link::Tls(Box::new(link)), strong.told.clone());
             if let Ok(over_tcp) = Connection::start(link, fresh, told, &strong.config).await {

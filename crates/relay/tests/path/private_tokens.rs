@@ -33,7 +33,7 @@ struct Purse {
 }
 
 impl TokenSource for Purse {
-    fn take(&self) -> Opening<'_, PrivateToken> {
+    fn take(&self, _: &Isolation) -> Opening<'_, PrivateToken> {
         let taken = self.left.lock().pop();
         let none = || Error::new(ErrorKind::Forbidden, "taking a token: they have run out");
         let taken = taken.ok_or_else(|| none().because(Reason::Authentication));
@@ -194,7 +194,7 @@ async fn tokens_are_not_thrown_after_one_that_was_refused() {
 struct GivenUp;
 
 impl TokenSource for GivenUp {
-    fn take(&self) -> Opening<'_, PrivateToken> {
+    fn take(&self, _: &Isolation) -> Opening<'_, PrivateToken> {
         let none = Error::new(ErrorKind::Forbidden, "taking a token: it is shown none");
         Box::pin(async move { Err(none.because(Reason::Authentication)) })
     }
