@@ -217,7 +217,7 @@ impl ServiceStatus {
         let descriptors = match self.published {
             None => "not published".to_owned(),
             Some(age) => format!(
-                "descriptors {} made {age} s ago, {} of {} HSDirs have them",
+                "descriptors {}, the newer made {age} s ago, {} of {} HSDirs have them",
                 made.collect::<Vec<_>>().join(" and "),
                 self.told,
                 self.hsdirs
@@ -335,7 +335,7 @@ mod tests {
         let line = lines(std::slice::from_ref(&status), 0).join("|");
         for part in [
             "onion service abc.onion: introduction points for 5, 60 s",
-            "descriptors 77 (period 20000) and 77 (period 20000) made 12 s ago",
+            "descriptors 77 (period 20000) and 77 (period 20000), the newer made 12 s ago",
             "15 of 16 HSDirs",
             "3 clients, 4 streams",
         ] {

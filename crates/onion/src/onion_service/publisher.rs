@@ -5,7 +5,7 @@
 //! HSDirs may refuse, keep silent or lie about having kept a descriptor: each is asked again after growing pauses, and what one does keeps no other from
 //! being told.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 
 use hoplite_crypto::{
     SigningKey,
@@ -23,8 +23,8 @@ use hoplite_wire::{
 };
 use tokio::{
     sync::watch,
-    task::JoinSet,
-    time::{Instant, sleep, sleep_until, timeout},
+    task::{AbortHandle, JoinSet},
+    time::{Instant, sleep_until, timeout},
 };
 
 use super::{
@@ -41,11 +41,14 @@ pub struct PublisherConfig {
     pub settle: Duration,
     /// How often is looked whether other relays keep its descriptors.
     pub look: Duration,
-    /// How long descriptors stand before others are made …
+    /// How long a descriptor stands before another is made …
     pub least: Duration,
     /// … and how much longer at random.
     pub more: Duration,
-    /// HSDirs that are told at once.
+    /// How long after the descriptor for which clients with our list look the other one is told relays that are new to it, at random from half of this
+    /// on; less where time periods are short.
+    pub apart: Duration,
+    /// HSDirs that are told of one descriptor at once.
     pub at_once: usize,
     /// The time that one may take, with the circuit to it.
     pub answer: Duration,
@@ -63,6 +66,7 @@ impl Default for PublisherConfig {
             look: Duration::from_secs(15),
             least: Duration::from_secs(3600),
             more: Duration::from_secs(3600),
+            apart: Duration::from_secs(1800),
             at_once: 4,
             answer: Duration::from_secs(60),
             pause: Duration::from_secs(5),
@@ -74,13 +78,13 @@ impl Default for PublisherConfig {
 /// How far the newest descriptors are published.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Published {
-    /// Introduction points that they name.
+    /// Introduction points that the service has.
     pub points: usize,
     /// HSDirs that have said that they keep one of them.
     pub told: usize,
     /// HSDirs that are to keep one of them.
     pub hsdirs: usize,
-    /// When they were made.
+    /// When the newer of them was made.
     pub since: Option<Instant>,
     /// For which time periods, and which revisions: the period's number and the revision's.
     pub revisions: [(u64, u64); 2],
@@ -97,6 +101,13 @@ pub struct Publisher {
     published: watch::Sender<Published>,
     config: PublisherConfig,
     periods: Vec<Period>,
+    standing: Vec<Standing>,
+    /// Of the descriptor for which clients with our list look, as far as is known.
+    looked_for: Option<TimePeriod>,
+    /// How many were made.
+    made: u64,
+    /// When is looked who keeps them.
+    look: Instant,
 }
 
 /// What signs in one time period, and what it has signed.
@@ -109,13 +120,23 @@ struct Period {
     revision: u64,
 }
 
-/// Why descriptors are made anew.
-enum Changed {
-    /// The points, the relays, or it is time.
-    Something,
-    /// The service is no more.
-    Gone,
+/// The descriptor of one time period that stands. Who keeps both must not see by the moment that two blinded keys are of one service: each is made anew at a
+/// time of its own, and where both have a reason the one for which clients with our list look is told first.
+struct Standing {
+    period: TimePeriod,
+    number: u64,
+    since: Instant,
+    /// Until then.
+    over: Instant,
+    /// The keys of the introduction points that it names.
+    points: HashSet<[u8; 32]>,
+    uploads: Uploads,
+    /// They end with it.
+    running: Vec<AbortHandle>,
 }
+
+/// An HSDir has been told, or not: the number of the descriptor, and who it is.
+type Ended = (u64, [u8; 32], bool);
 
 impl Publisher {
     /// Of this identity, for `authorised` clients alone if there are any. `subcredentials` is what `service` was started with.
@@ -137,6 +158,10 @@ impl Publisher {
             published: watch::channel(Published::default()).0,
             config,
             periods: Vec::new(),
+            standing: Vec::new(),
+            looked_for: None,
+            made: 0,
+            look: Instant::now(),
         }
     }
 
@@ -147,15 +172,36 @@ impl Publisher {
 
     /// Publishes until the service is no more.
     pub async fn run(mut self) {
-        while let Some(points) = self.settled().await {
-            let Ok((destinations, uploads)) = self.make(&points) else {
-                // There is no list of relays now, or no HSDir.
-                sleep(self.config.look).await;
-                continue;
-            };
-            self.tell(points.len(), &uploads, Some(Instant::now()));
-            if let Changed::Gone = self.carry(&destinations, points.len(), uploads).await {
-                return;
+        let Some(mut points) = self.settled().await else {
+            return;
+        };
+        let mut running = JoinSet::new();
+        loop {
+            let now = Instant::now();
+            if self.renewal() <= now {
+                self.renew(&points, now);
+            }
+            self.upload(&mut running, now);
+            self.tell(points.len());
+            let wakes = self.wakes();
+            tokio::select! {
+                changed = self.points.changed() => {
+                    let settled = match changed {
+                        Ok(()) => self.settled().await,
+                        Err(_) => None,
+                    };
+                    let Some(others) = settled else {
+                        return;
+                    };
+                    points = others;
+                    self.look = Instant::now();
+                }
+                Some(ended) = running.join_next() => {
+                    if let Ok(ended) = ended {
+                        self.ended(ended, Instant::now());
+                    }
+                }
+                () = sleep_until(wakes) => {}
             }
         }
     }
@@ -180,18 +226,97 @@ impl Publisher {
         }
     }
 
-    /// Both descriptors, and who is to keep them.
-    fn make(&mut self, points: &[IntroductionPoint]) -> Result<([Destination; 2], Uploads), Error> {
-        let destinations = self.directory.published(&self.identity.address())?;
-        self.accept(&destinations);
-        let periods = destinations.each_ref().map(|one| one.placed.period);
-        self.periods.retain(|kept| periods.contains(&kept.period));
-        let mut uploads = Uploads::new(self.config);
-        for destination in &destinations {
-            let text: Arc<str> = self.descriptor(destination, points)?.into();
-            uploads.add(&text, &destination.placed.hsdirs, Instant::now());
+    /// When [`Self::renew`] has something to do.
+    fn renewal(&self) -> Instant {
+        let over = self.standing.iter().map(|one| one.over).min();
+        over.map_or(self.look, |over| over.min(self.look))
+    }
+
+    fn wakes(&self) -> Instant {
+        let again = self.standing.iter().filter_map(|one| one.uploads.again());
+        again.fold(self.renewal(), Instant::min)
+    }
+
+    /// Makes those descriptors that are not there, over or of no use any more, and gives the others to relays that are to keep them by now.
+    fn renew(&mut self, points: &[IntroductionPoint], now: Instant) {
+        self.look = now + self.config.look;
+        if let Ok(mut destinations) = self.directory.published(&self.identity.address()) {
+            self.accept(&destinations);
+            let periods = destinations.each_ref().map(|one| one.placed.period);
+            self.periods.retain(|kept| periods.contains(&kept.period));
+            self.standing.retain(|one| periods.contains(&one.period));
+            let looked_for = self.directory.looked_for(&self.identity.address());
+            self.looked_for = looked_for.ok().map(|it| it.period).or(self.looked_for);
+            destinations.sort_by_key(|one| Some(one.placed.period) != self.looked_for);
+            let is_beginning = self.standing.is_empty();
+            let made = self.made;
+            for destination in &destinations {
+                let is_other = Some(destination.placed.period) != self.looked_for;
+                let is_later = is_other && !is_beginning;
+                self.renew_one(destination, points, now, (is_later, self.made > made));
+            }
         }
-        Ok((destinations, uploads))
+        // What could not be made, as there is no list of relays now, or no HSDir, is tried again.
+        let over = self.standing.iter_mut().filter(|one| one.over <= now);
+        over.for_each(|one| one.over = self.look);
+    }
+
+    fn renew_one(
+        &mut self,
+        destination: &Destination,
+        points: &[IntroductionPoint],
+        now: Instant,
+        (is_later, is_second): (bool, bool),
+    ) {
+        let (period, hsdirs) = (destination.placed.period, &destination.placed.hsdirs);
+        let later = if is_later {
+            self.later(period, now)
+        } else {
+            now
+        };
+        let points_now: HashSet<_> = points.iter().map(|point| point.auth_key).collect();
+        let mut standing = self.standing.iter_mut();
+        let standing = standing.find(|one| one.period == period);
+        let is_first = standing.is_none();
+        if let Some(standing) = standing {
+            let is_left = !standing.points.is_disjoint(&points_now);
+            if is_later && is_second && is_left && standing.over <= now {
+                standing.over = later;
+            }
+            // The other one is good as long as a point of it is left: were it made anew now, who keeps both would see it by that.
+            let is_good = if is_later {
+                is_left
+            } else {
+                standing.points == points_now
+            };
+            if is_good && standing.over > now {
+                standing.uploads.belong_to(hsdirs, later);
+                return;
+            }
+        }
+        let Ok(text) = self.descriptor(destination, points) else {
+            return;
+        };
+        let mut uploads = Uploads::new(text.into(), self.config);
+        uploads.belong_to(hsdirs, if is_first { later } else { now });
+        self.standing.retain(|one| one.period != period);
+        self.made += 1;
+        self.standing.push(Standing {
+            period,
+            number: self.made,
+            since: now,
+            over: now + self.lasts(),
+            points: points_now,
+            uploads,
+            running: Vec::new(),
+        });
+    }
+
+    /// When relays that are new to the other descriptor are told it.
+    fn later(&self, period: TimePeriod, now: Instant) -> Instant {
+        let part = Duration::from_secs(60) * period.minutes / 48;
+        let half = self.config.apart.min(part) / 2;
+        now + half + random(half)
     }
 
     /// Clients of both periods may introduce themselves, and, as those that are under way have older descriptors, clients of the last ones.
@@ -201,11 +326,13 @@ impl Publisher {
             address.subcredential(&address.blinded(destination.placed.period))
         };
         let mut accepted: Vec<_> = destinations.iter().map(of).collect();
-        self.subcredentials.send_modify(|before| {
+        self.subcredentials.send_if_modified(|before| {
+            let is_same = before.starts_with(&accepted);
             let older = before.iter().filter(|one| !accepted.contains(one));
             let older: Vec<_> = older.take(1).copied().collect();
             accepted.extend(older);
             *before = accepted;
+            !is_same
         });
     }
 
@@ -253,59 +380,31 @@ impl Publisher {
         self.periods.last_mut().ok_or_else(nothing)
     }
 
-    /// Uploads them, until others are to be made.
-    async fn carry(
-        &mut self,
-        destinations: &[Destination; 2],
-        points: usize,
-        mut uploads: Uploads,
-    ) -> Changed {
-        let since = Instant::now();
-        let over = since + self.lasts();
-        let mut look = since + self.config.look;
-        let mut running = JoinSet::new();
-        loop {
-            while let Some((place, hsdir, text)) = uploads.next(Instant::now()) {
+    /// Has HSDirs told that are due.
+    fn upload(&mut self, running: &mut JoinSet<Ended>, now: Instant) {
+        for one in &mut self.standing {
+            while let Some((hsdir, text)) = one.uploads.next(now) {
                 let (directory, answer) = (Arc::clone(&self.directory), self.config.answer);
-                running.spawn(async move {
+                let number = one.number;
+                one.running.push(running.spawn(async move {
                     let told = timeout(answer, directory.publish(&hsdir, text)).await;
-                    (place, matches!(told, Ok(Ok(()))))
-                });
-            }
-            let again = uploads.again().unwrap_or(over).min(look).min(over);
-            tokio::select! {
-                changed = self.points.changed() => return match changed {
-                    Ok(()) => Changed::Something,
-                    Err(_) => Changed::Gone,
-                },
-                Some(ended) = running.join_next() => {
-                    if let Ok((place, is_told)) = ended {
-                        uploads.ended(place, is_told, Instant::now());
-                        self.tell(points, &uploads, Some(since));
-                    }
-                }
-                () = sleep_until(again) => {
-                    let now = Instant::now();
-                    if now >= over || now >= look && self.is_elsewhere(destinations) {
-                        return Changed::Something;
-                    }
-                    if now >= look {
-                        look = now + self.config.look;
-                    }
-                }
+                    let is_told = matches!(told, Ok(Ok(())));
+                    (number, hsdir.keys.ed25519, is_told)
+                }));
             }
         }
     }
 
-    fn lasts(&self) -> Duration {
-        let more = u32::try_from(self.config.more.as_secs()).unwrap_or(u32::MAX);
-        self.config.least + Duration::from_secs(random_below(more).into())
+    fn ended(&mut self, (number, hsdir, is_told): Ended, now: Instant) {
+        let mut standing = self.standing.iter_mut();
+        if let Some(one) = standing.find(|one| one.number == number) {
+            one.uploads.ended(&hsdir, is_told, now);
+            one.running.retain(|task| !task.is_finished());
+        }
     }
 
-    /// Whether the descriptors belong to other relays, or of other periods, by now.
-    fn is_elsewhere(&self, destinations: &[Destination; 2]) -> bool {
-        let now = self.directory.published(&self.identity.address());
-        now.is_ok_and(|now| now != *destinations)
+    fn lasts(&self) -> Duration {
+        self.config.least + random(self.config.more)
     }
 
     /// Of both periods, the older one first; one that is not there is zeros.
@@ -319,14 +418,26 @@ impl Publisher {
         both
     }
 
-    fn tell(&self, points: usize, uploads: &Uploads, since: Option<Instant>) {
-        self.published.send_replace(Published {
+    fn tell(&self, points: usize) {
+        let uploads = || self.standing.iter().map(|one| &one.uploads);
+        let now = Published {
             points,
-            told: uploads.told(),
-            hsdirs: uploads.to.len(),
-            since,
+            told: uploads().map(Uploads::told).sum(),
+            hsdirs: uploads().map(|uploads| uploads.to.len()).sum(),
+            since: self.standing.iter().map(|one| one.since).max(),
             revisions: self.revisions(),
+        };
+        self.published.send_if_modified(|before| {
+            let is_new = *before != now;
+            *before = now;
+            is_new
         });
+    }
+}
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        self.running.iter().for_each(AbortHandle::abort);
     }
 }
 
@@ -349,6 +460,12 @@ fn described(point: &IntroductionPoint) -> descriptor::IntroductionPoint {
     }
 }
 
+/// A random time below this one, in seconds.
+fn random(most: Duration) -> Duration {
+    let most = u32::try_from(most.as_secs()).unwrap_or(u32::MAX);
+    Duration::from_secs(random_below(most).into())
+}
+
 fn unmade(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::new(ErrorKind::Bug, "making the descriptor of an onion service").caused_by(why)
 }
@@ -357,17 +474,19 @@ fn nothing() -> Error {
     Error::new(ErrorKind::Bug, "making the descriptor of an onion service")
 }
 
-// Who is told next. A machine without I/O or clock.
+// Who is told one descriptor next. A machine without I/O or clock.
 
 struct Uploads {
+    text: Arc<str>,
     config: PublisherConfig,
     to: Vec<Upload>,
+    /// Those who have it, and are not to keep it any more: they would refuse it if they were told again.
+    away: HashSet<[u8; 32]>,
 }
 
 /// To one relay.
 struct Upload {
     hsdir: Relay,
-    text: Arc<str>,
     state: State,
     pause: Duration,
 }
@@ -383,36 +502,53 @@ enum State {
 }
 
 impl Uploads {
-    fn new(config: PublisherConfig) -> Self {
-        let to = Vec::new();
-        Self { config, to }
+    fn new(text: Arc<str>, config: PublisherConfig) -> Self {
+        Self {
+            text,
+            config,
+            to: Vec::new(),
+            away: HashSet::new(),
+        }
     }
 
-    fn add(&mut self, text: &Arc<str>, hsdirs: &[Relay], now: Instant) {
-        let pause = self.config.pause;
-        self.to.extend(hsdirs.iter().map(|hsdir| Upload {
-            hsdir: hsdir.clone(),
-            text: Arc::clone(text),
-            state: State::Due(now),
-            pause,
-        }));
+    /// These are to keep it now, and are told from then on: who was told is not told again, whatever else is new of that relay.
+    fn belong_to(&mut self, hsdirs: &[Relay], from: Instant) {
+        let mut before = std::mem::take(&mut self.to);
+        for hsdir in hsdirs {
+            let identity = &hsdir.keys.ed25519;
+            let known = before.iter().position(|to| to.is_to(identity));
+            let known = known.map(|place| before.swap_remove(place));
+            let (state, pause) = match known {
+                Some(known) => (known.state, known.pause),
+                None if self.away.remove(identity) => (State::Told, self.config.pause),
+                None => (State::Due(from), self.config.pause),
+            };
+            self.to.push(Upload {
+                hsdir: hsdir.clone(),
+                state,
+                pause,
+            });
+        }
+        let told = before.iter().filter(|to| to.state == State::Told);
+        self.away.extend(told.map(|to| to.hsdir.keys.ed25519));
     }
 
-    /// The next that is due, if not too many are told just now: its place, the relay, the text.
-    fn next(&mut self, now: Instant) -> Option<(usize, Relay, Arc<str>)> {
+    /// The next that is due, if not too many are told just now, and the text.
+    fn next(&mut self, now: Instant) -> Option<(Relay, Arc<str>)> {
         let running = self.to.iter().filter(|to| to.state == State::Running);
         if running.count() >= self.config.at_once {
             return None;
         }
-        let is_due = |to: &Upload| matches!(to.state, State::Due(from) if from <= now);
-        let (place, to) = self.to.iter_mut().enumerate().find(|(_, to)| is_due(to))?;
+        let is_due = |to: &&mut Upload| matches!(to.state, State::Due(from) if from <= now);
+        let to = self.to.iter_mut().find(is_due)?;
         to.state = State::Running;
-        Some((place, to.hsdir.clone(), Arc::clone(&to.text)))
+        Some((to.hsdir.clone(), Arc::clone(&self.text)))
     }
 
-    fn ended(&mut self, place: usize, is_told: bool, now: Instant) {
+    fn ended(&mut self, hsdir: &[u8; 32], is_told: bool, now: Instant) {
         let longest = self.config.longest_pause;
-        let Some(to) = self.to.get_mut(place) else {
+        let is_it = |to: &&mut Upload| to.is_to(hsdir) && to.state == State::Running;
+        let Some(to) = self.to.iter_mut().find(is_it) else {
             return;
         };
         if is_told {
@@ -442,6 +578,12 @@ impl Uploads {
     }
 }
 
+impl Upload {
+    fn is_to(&self, hsdir: &[u8; 32]) -> bool {
+        self.hsdir.keys.ed25519 == *hsdir
+    }
+}
+
 impl fmt::Debug for Publisher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Publisher({:?})", *self.published.borrow())
@@ -450,7 +592,15 @@ impl fmt::Debug for Publisher {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use hoplite_crypto::onion::{
+        OnionKey,
+        service_keys::{BlindedKey, OnionAddress},
+    };
+    use parking_lot::Mutex;
+    use tokio::time::sleep;
+
+    use super::{super::Placed, *};
+    use crate::channel::Waiting;
 
     fn hsdir(n: u8) -> Relay {
         let specifiers = [
@@ -461,29 +611,32 @@ mod tests {
     }
 
     fn uploads(of: u8, now: Instant) -> Uploads {
-        let mut uploads = Uploads::new(PublisherConfig::default());
+        let mut uploads = Uploads::new("text".into(), PublisherConfig::default());
         let hsdirs: Vec<_> = (1..=of).map(hsdir).collect();
-        uploads.add(&"text".into(), &hsdirs, now);
+        uploads.belong_to(&hsdirs, now);
         uploads
+    }
+
+    /// Who is told next, by its number.
+    fn next(uploads: &mut Uploads, now: Instant) -> Option<u8> {
+        let (hsdir, _) = uploads.next(now)?;
+        Some(hsdir.keys.ed25519[0])
     }
 
     #[test]
     fn no_more_are_told_at_once_than_may_and_each_is_told() {
         let now = Instant::now();
         let mut uploads = uploads(6, now);
-        let mut places = Vec::new();
-        while let Some((place, ..)) = uploads.next(now) {
-            places.push(place);
-        }
-        assert_eq!(places, [0, 1, 2, 3]);
+        let first: Vec<u8> = std::iter::from_fn(|| next(&mut uploads, now)).collect();
+        assert_eq!(first, [1, 2, 3, 4]);
         assert_eq!(uploads.again(), None, "it is waited for an end");
-        uploads.ended(2, true, now);
-        assert_eq!(uploads.next(now).map(|next| next.0), Some(4));
-        for place in [0, 1, 3, 4] {
-            uploads.ended(place, true, now);
+        uploads.ended(&[3; 32], true, now);
+        assert_eq!(next(&mut uploads, now), Some(5));
+        for hsdir in [1, 2, 4, 5] {
+            uploads.ended(&[hsdir; 32], true, now);
         }
-        assert_eq!(uploads.next(now).map(|next| next.0), Some(5));
-        uploads.ended(5, true, now);
+        assert_eq!(next(&mut uploads, now), Some(6));
+        uploads.ended(&[6; 32], true, now);
         assert_eq!((uploads.told(), uploads.again()), (6, None));
     }
 
@@ -493,14 +646,208 @@ mod tests {
         let mut uploads = uploads(1, now);
         let mut pauses = Vec::new();
         for _ in 0..9 {
-            assert!(uploads.next(now).is_some());
-            uploads.ended(0, false, now);
-            assert!(uploads.next(now).is_none(), "not at once");
+            assert_eq!(next(&mut uploads, now), Some(1));
+            uploads.ended(&[1; 32], false, now);
+            assert_eq!(next(&mut uploads, now), None, "not at once");
             let again = uploads.again().expect("a time");
             pauses.push((again - now).as_secs());
             now = again;
         }
         assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 320, 600, 600]);
+    }
+
+    #[test]
+    fn another_relay_of_the_ring_is_told_and_nobody_twice() {
+        let now = Instant::now();
+        let mut uploads = uploads(3, now);
+        for number in 1..=3 {
+            assert_eq!(next(&mut uploads, now), Some(number));
+        }
+        uploads.ended(&[1; 32], true, now);
+        uploads.ended(&[2; 32], false, now);
+        let mut known = hsdir(1);
+        known.keys.onion = [9; 32];
+        let mut failed = hsdir(2);
+        failed.addresses.clear();
+        uploads.belong_to(&[known.clone(), failed.clone(), hsdir(4)], now);
+        assert_eq!(next(&mut uploads, now), Some(4));
+        assert_eq!(uploads.told(), 1, "it keeps what it was told");
+        uploads.ended(&[3; 32], true, now);
+        assert_eq!(uploads.told(), 1, "it is to keep nothing any more");
+        let (again, _) = uploads.next(now + Duration::from_secs(5)).expect("due");
+        assert!(again.addresses.is_empty(), "as it is known by now");
+        uploads.belong_to(&[failed, hsdir(4)], now);
+        uploads.belong_to(&[known, hsdir(5)], now + Duration::from_secs(9));
+        assert_eq!(uploads.told(), 1, "it has it, and is to keep it again");
+        assert_eq!(next(&mut uploads, now), None);
+        assert_eq!(next(&mut uploads, now + Duration::from_secs(9)), Some(5));
+    }
+
+    /// Three HSDirs keep the descriptors of each period, 10 to 12 those of the first.
+    #[derive(Debug)]
+    struct Ring {
+        /// The older one of both periods.
+        first: Mutex<u64>,
+        /// That for which clients look.
+        looked_for: u64,
+        /// Beside those three.
+        more: Mutex<Vec<u8>>,
+        told: Mutex<Vec<u8>>,
+    }
+
+    impl Ring {
+        fn placed(&self, number: u64) -> Placed {
+            let period = u8::try_from(number * 10).expect("few");
+            let of_it = |hsdir: &&u8| **hsdir / 10 == period / 10;
+            let more = self.more.lock();
+            let more = more.iter().filter(of_it).copied();
+            Placed {
+                period: TimePeriod {
+                    number,
+                    minutes: 1440,
+                },
+                ends: u64::MAX,
+                hsdirs: (period..period + 3).chain(more).map(hsdir).collect(),
+            }
+        }
+
+        /// Who was told since this was asked last.
+        fn told(&self) -> Vec<u8> {
+            let mut told = std::mem::take(&mut *self.told.lock());
+            told.sort_unstable();
+            told
+        }
+    }
+
+    impl ServiceDirectory for Ring {
+        fn looked_for(&self, _: &OnionAddress) -> Result<Placed, Error> {
+            Ok(self.placed(self.looked_for))
+        }
+
+        fn published(&self, _: &OnionAddress) -> Result<[Destination; 2], Error> {
+            let first = *self.first.lock();
+            Ok([first, first + 1].map(|number| Destination {
+                placed: self.placed(number),
+                counted_from: unix_time(),
+            }))
+        }
+
+        fn fetch<'a>(
+            &'a self,
+            _: &'a Relay,
+            _: &'a BlindedKey,
+        ) -> Waiting<'a, Result<String, Error>> {
+            unreachable!("nobody asks for one")
+        }
+
+        fn publish<'a>(&'a self, hsdir: &'a Relay, _: Arc<str>) -> Waiting<'a, Result<(), Error>> {
+            self.told.lock().push(hsdir.keys.ed25519[0]);
+            Box::pin(std::future::ready(Ok(())))
+        }
+    }
+
+    fn point() -> IntroductionPoint {
+        let secret = OnionKey::fresh_secret().expect("a key");
+        let encryption = OnionKey::from_secret(&secret).expect("a key");
+        IntroductionPoint {
+            relay: hsdir(9),
+            auth_key: SigningKey::generate().expect("a key").public(),
+            enc_key: *encryption.public(),
+        }
+    }
+
+    /// What of a publisher is seen at its HSDirs; a look is made each minute, and a descriptor stands for so long at least.
+    fn published(least: Duration) -> (Arc<Ring>, watch::Sender<Vec<IntroductionPoint>>) {
+        let ring = Arc::new(Ring {
+            first: Mutex::new(1),
+            looked_for: 2,
+            more: Mutex::default(),
+            told: Mutex::default(),
+        });
+        let (points, receiver) = watch::channel(vec![point(), point(), point()]);
+        let publisher = Publisher {
+            identity: ServiceIdentity::generate().expect("a key"),
+            authorised: Vec::new(),
+            directory: Arc::clone(&ring) as Arc<dyn ServiceDirectory>,
+            points: receiver,
+            sendme_increment: None,
+            subcredentials: watch::channel(Vec::new()).0,
+            published: watch::channel(Published::default()).0,
+            config: PublisherConfig {
+                look: LOOK,
+                least,
+                ..PublisherConfig::default()
+            },
+            periods: Vec::new(),
+            standing: Vec::new(),
+            looked_for: None,
+            made: 0,
+            look: Instant::now(),
+        };
+        tokio::spawn(publisher.run());
+        (ring, points)
+    }
+
+    const LOOK: Duration = Duration::from_secs(60);
+    const HOUR: Duration = Duration::from_secs(3600);
+    const SOON: Duration = Duration::from_secs(1);
+    /// As long as one descriptor is told later than the other.
+    const APART: Duration = Duration::from_secs(1800);
+    const ALL: [u8; 6] = [10, 11, 12, 20, 21, 22];
+
+    #[tokio::test(start_paused = true)]
+    async fn who_keeps_the_descriptors_of_two_periods_does_not_see_both_change_with_the_service() {
+        let (ring, points) = published(HOUR * 24);
+        sleep(SOON).await;
+        assert_eq!(ring.told(), ALL, "it begins");
+        points.send_modify(|points| points[0] = point());
+        sleep(SOON).await;
+        assert_eq!(ring.told(), [20, 21, 22]);
+        sleep(APART).await;
+        assert!(ring.told().is_empty(), "the others have two that are left");
+        points.send_replace(vec![point(), point(), point()]);
+        sleep(SOON).await;
+        assert_eq!(ring.told(), ALL, "none is left");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_keeps_the_descriptors_of_two_periods_does_not_see_both_come_with_a_list() {
+        let (ring, _points) = published(HOUR * 24);
+        sleep(SOON).await;
+        assert_eq!(ring.told(), ALL, "it begins");
+        ring.more.lock().extend([14, 24]);
+        sleep(LOOK + SOON).await;
+        assert_eq!(ring.told(), [24]);
+        sleep(APART).await;
+        assert_eq!(ring.told(), [14]);
+        // The next period begins.
+        *ring.first.lock() = 2;
+        ring.more.lock().push(25);
+        sleep(LOOK + SOON).await;
+        assert_eq!(ring.told(), [25]);
+        sleep(APART / 2 - LOOK * 2).await;
+        assert!(ring.told().is_empty());
+        sleep(APART / 2 + LOOK * 2).await;
+        assert_eq!(ring.told(), [30, 31, 32]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_descriptors_of_two_periods_are_not_made_anew_in_one_moment() {
+        let (ring, _points) = published(HOUR);
+        sleep(SOON).await;
+        assert_eq!(ring.told(), ALL, "it begins");
+        // Ten hours, in which each is made anew five to ten times.
+        let (mut times, mut together) = (0, 0);
+        for _ in 0..36_000 {
+            sleep(SOON).await;
+            let told = ring.told().len();
+            times += told.div_ceil(3);
+            together += usize::from(told > 3);
+        }
+        assert!(
+            (9..=20).contains(&times) && together <= 1,
+            "{times}: {together}"
+        );
     }
 
     #[test]
