@@ -33,7 +33,7 @@ use hoplite_overlay::Overlay;
 use hoplite_wire::{
     Target,
     directory::{Descriptor, FAMILY, Key, Ports, Roles, is_word},
-    tor::{Consensus, Flags, KeyCertificate, Microdescriptor, Router, Signature, TEXT},
+    tor::{Consensus, Flags, KeyCertificate, Microdescriptor, Router, TEXT},
 };
 
 use crate::{FetchError, Lifetime, Refused, fetch};
@@ -270,11 +270,19 @@ fn check_signatures<'a>(
     now: u64,
 ) -> Result<Consensus<'a>, Refused> {
     let consensus = Consensus::parse(consensus)?;
-    let certificates = KeyCertificate::parse_all(certificates)?;
+    let certificates = certified(certificates, trust, now)?;
     let hash = sha256(consensus.signed.as_bytes());
     let signed = |authority: &&[u8; 20]| {
         let mut theirs = consensus.signatures.iter();
-        theirs.any(|signature| is_signed(authority, signature, &hash, &certificates, now))
+        theirs.any(|signature| {
+            let is_theirs = |key: &&Certified<'_>| {
+                key.authority == **authority
+                    && signature.authority == **authority
+                    && key.id == signature.key
+            };
+            let mut keys = certificates.iter().filter(is_theirs);
+            keys.any(|one| one.key.signed(&signature.signature, &hash))
+        })
     };
     let mut known = trust.authorities.clone();
     known.sort_unstable();
@@ -299,19 +307,38 @@ fn check_times((after, until): (u64, u64), skew: u64, now: u64) -> Result<(), Re
     Ok(())
 }
 
-fn is_signed(
-    authority: &[u8; 20],
-    signature: &Signature,
-    hash: &[u8; 32],
-    certificates: &[KeyCertificate<'_>],
+/// The signing key of a known authority.
+struct Certified<'a> {
+    authority: [u8; 20],
+    id: [u8; 20],
+    key: PublicKey,
+    expires: u64,
+    /// The certificate.
+    text: &'a str,
+}
+
+/// Of these certificates those that are known authorities' own, for now. Whoever answers can put others beside them, which say the same of somebody else's
+/// key, or of the right one with a later end.
+fn certified<'a>(
+    certificates: &'a str,
+    trust: &Trust,
     now: u64,
-) -> bool {
-    let is_named = |key: &PublicKey| key.id() == signature.key;
-    let theirs = certificates
+) -> Result<Vec<Certified<'a>>, Refused> {
+    let all = KeyCertificate::parse_all(certificates)?;
+    let known = all
         .iter()
-        .filter(|one| one.fingerprint == *authority && signature.authority == *authority);
-    let mut keys = theirs.filter_map(|certificate| signing_key(certificate, now));
-    keys.any(|key| is_named(&key) && key.signed(&signature.signature, hash))
+        .filter(|one| trust.authorities.contains(&one.fingerprint));
+    let certified = known.filter_map(|one| {
+        let key = signing_key(one, now)?;
+        Some(Certified {
+            authority: one.fingerprint,
+            id: key.id(),
+            key,
+            expires: one.expires,
+            text: one.text,
+        })
+    });
+    Ok(certified.collect())
 }
 
 /// The signing key, if the identity has certified it and the other way round, for now.

@@ -65,6 +65,9 @@ pub const ROUTERS: usize = 16_384;
 /// Signatures of a consensus, and certificates of one text.
 pub const AUTHORITIES: usize = 64;
 
+/// Bytes of a consensus behind what is signed: anybody who hands it on can put there what he likes.
+pub const SIGNATURES: usize = 64 << 10;
+
 /// Parameters, and weights.
 pub const PARAMS: usize = 1024;
 
@@ -479,6 +482,9 @@ impl<'a> Consensus<'a> {
         }
         let lacks = items.wrong("the consensus lacks something");
         let signed = items.until(0, reading.signed.ok_or(lacks)?)?;
+        if text.len().saturating_sub(signed.len()) > SIGNATURES {
+            return Err(items.wrong("too much behind what is signed"));
+        }
         let whole = reading.whole(signed).ok_or(lacks)?;
         let (after, fresh, until) = (whole.valid_after, whole.fresh_until, whole.valid_until);
         if after < fresh && fresh <= until {

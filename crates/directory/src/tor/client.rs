@@ -5,7 +5,12 @@
 //! batch of microdescriptors, and of those no more batches than the consensus has relays. Who has a consensus that holds asks for the difference to it;
 //! one that does not fit costs one question more.
 
-use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeSet, HashSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::{StreamExt, stream};
 use hoplite_crypto::onion::{
@@ -21,7 +26,7 @@ use tokio::task::spawn_blocking;
 
 use super::{
     ANSWER, BATCH, CONSENSUS, Described, Descriptions, Network, NoNetwork, Trust, cache::Keeps,
-    check, check_signatures, check_times, positions,
+    certified, check, check_signatures, check_times, positions,
 };
 use crate::{
     Heard, Refused, Store, StoreError, fetch,
@@ -32,6 +37,8 @@ use crate::{
 const CERTIFICATES: &str = "/tor/keys/fp-sk/";
 /// Questions that one directory is asked at once.
 const AT_ONCE: usize = 4;
+/// After so many questions that it has not answered as it should it is asked no more.
+const MOST_FAILURES: usize = 4;
 /// A consensus may take so many times as long as other answers: it is as much larger.
 const SLOWER: u32 = 3;
 
@@ -41,7 +48,7 @@ pub struct Client {
     trust: Trust,
     pub(super) store: Store,
     pub(super) newest: Option<Newest>,
-    /// Of those who have signed the newest.
+    /// Of those who have signed the newest; each is an authority's own.
     certificates: Arc<str>,
     /// What its relays say.
     described: Arc<Descriptions>,
@@ -72,11 +79,13 @@ impl Client {
             diff_hash: sha3_256(&[consensus.signed.as_bytes()]),
             network: Arc::new(Network::of(consensus, &described)),
         });
+        let good = certified(&kept.certificates, &trust, now).unwrap_or_default();
+        let certificates: String = good.iter().map(|one| one.text).collect();
         Ok(Self {
             trust,
             store,
             newest,
-            certificates: kept.certificates.into(),
+            certificates: certificates.into(),
             described: Arc::new(described),
             keeps: Keeps::default(),
         })
@@ -297,7 +306,7 @@ impl Renewal {
         let read = check(consensus, &certificates, &self.trust, now)?;
         let hash = sha256(read.signed.as_bytes());
         self.is_next(read.valid_after, &hash)?;
-        let certificates = certificates_of(&read, &certificates)?;
+        let certificates = certificates_of(&read, &certificates, &self.trust, now)?;
         let mut described = Descriptions::new();
         let mut wanted = HashSet::new();
         for router in &read.routers {
@@ -327,20 +336,24 @@ pub(super) fn signing_id(certificate: &KeyCertificate<'_>) -> Option<[u8; 20]> {
     PublicKey::authority(&certificate.signing).map(|key| key.id())
 }
 
-/// The texts of those certificates whose keys have signed it, each once: so many at most as it has signatures.
-fn certificates_of(consensus: &Consensus<'_>, all: &str) -> Result<String, Refused> {
-    let all = KeyCertificate::parse_all(all)?;
-    let mut texts = Vec::new();
+/// The texts of those certificates of known authorities whose keys have signed it, each once.
+fn certificates_of(
+    consensus: &Consensus<'_>,
+    all: &str,
+    trust: &Trust,
+    now: u64,
+) -> Result<String, Refused> {
+    let all = certified(all, trust, now)?;
+    let mut texts = BTreeSet::new();
     for signature in &consensus.signatures {
-        let theirs = all.iter().filter(|one| {
-            one.fingerprint == signature.authority && signing_id(one) == Some(signature.key)
-        });
-        // The latest: one that has expired may be among them.
+        let theirs = all
+            .iter()
+            .filter(|one| one.authority == signature.authority && one.id == signature.key);
+        // The one that holds for longest.
         let theirs = theirs.max_by_key(|one| one.expires);
         texts.extend(theirs.map(|one| one.text));
     }
-    texts.dedup();
-    Ok(texts.concat())
+    Ok(texts.into_iter().collect())
 }
 
 impl Believed {
@@ -356,7 +369,7 @@ impl Believed {
         Ok(())
     }
 
-    /// Asks one directory for what is wanted, until it fails.
+    /// Asks one directory for what is wanted, until it fails again and again: who answers one question wrongly keeps no more back than that.
     async fn ask(
         &mut self,
         overlay: &dyn Overlay,
@@ -369,10 +382,21 @@ impl Believed {
         let batches =
             batches.map(|path| async move { fetch(overlay, source, &path, ANSWER, limit).await });
         let mut answers = Box::pin(stream::iter(batches).buffer_unordered(AT_ONCE));
+        let mut failures = 0;
+        let mut first = None;
         while let Some(answer) = answers.next().await {
-            self.hear(&answer?)?;
+            let heard = answer
+                .map_err(NoNetwork::from)
+                .and_then(|answer| Ok(self.hear(&answer)?));
+            if let Err(error) = heard {
+                failures += 1;
+                first.get_or_insert(error);
+            }
+            if failures == MOST_FAILURES {
+                break;
+            }
         }
-        Ok(())
+        first.map_or(Ok(()), Err)
     }
 
     /// As a network, if enough of its relays are described.

@@ -113,6 +113,18 @@ fn what_stands_behind_a_signature_is_not_believed() {
     assert_eq!(refused(&text), "what nobody has signed");
 }
 
+/// Of hashes that nobody knows, as many as one likes.
+#[test]
+fn no_more_stands_behind_what_is_signed_than_signatures_take() {
+    let unknown = "directory-signature sha3-512 A B\n";
+    let some = format!("{CONSENSUS}{}", unknown.repeat(100));
+    assert!(Consensus::parse(&some).is_ok());
+    for more in [unknown.repeat(2_000), "\n".repeat(SIGNATURES)] {
+        let text = format!("{CONSENSUS}{more}");
+        assert_eq!(refused(&text), "too much behind what is signed");
+    }
+}
+
 #[test]
 fn a_vote_and_another_flavour_are_no_consensus() {
     let vote = CONSENSUS.replace("vote-status consensus", "vote-status vote");

@@ -58,6 +58,25 @@ fn forging(path: &str) -> Option<String> {
     whole(path).map(|text| text.replace("Exit Fast", "Exit Slow"))
 }
 
+/// Beside the certificates there are others, of the same names and keys, that nobody has signed and that hold for longer.
+fn displacing(path: &str) -> Option<String> {
+    let all = whole(path)?;
+    if !path.starts_with(CERTIFICATES) {
+        return Some(all);
+    }
+    let others = all.lines().map(|line| {
+        let is_end = line.starts_with("dir-key-expires ");
+        let line = if is_end {
+            "dir-key-expires 2199-01-01 00:00:00"
+        } else {
+            line
+        };
+        format!("{line}\n")
+    });
+    let others: String = others.collect();
+    Some([&*others, &*all, &*others].concat())
+}
+
 fn silent(_: &str) -> Option<String> {
     None
 }
@@ -162,6 +181,35 @@ async fn a_directory_that_forges_or_is_silent_is_not_believed_and_the_next_is_as
     let failures = world.renew(&client()).await.expect_err("forged");
     let forged = Refused::Forged { good: 0, needed: 2 };
     assert_eq!(refusals(failures), [forged, forged]);
+}
+
+/// Or nothing that they sign would be believed ever again.
+#[tokio::test]
+async fn certificates_that_no_authority_has_signed_take_no_other_ones_place() {
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path().join("cache");
+    let world = World::of(&[displacing, silent, silent]);
+    let mut client = open(&path);
+    let renewed = world.renew(&client).await.expect("asked").expect("newer");
+    assert_eq!(client.take(renewed).expect("stored"), Ok(Heard::Newer));
+    for client in [client, open(&path)] {
+        let network = client.network(NOW).expect("good").expect("there");
+        assert_eq!(network.relays.len(), 6);
+        let wanted = client.renewal().certificates_wanted(LIST, NOW);
+        assert_eq!(wanted, Ok(None));
+        assert_eq!(*client.certificates, *sorted(KEYS));
+        let after = NOW + 2 * 365 * 86_400;
+        let wanted = client.renewal().certificates_wanted(LIST, after);
+        assert!(wanted.expect("read").is_some(), "they have ended");
+    }
+}
+
+/// Certificates in the order of their texts.
+fn sorted(certificates: &str) -> String {
+    let all = KeyCertificate::parse_all(certificates).expect("read");
+    let mut texts: Vec<_> = all.iter().map(|one| one.text).collect();
+    texts.sort_unstable();
+    texts.concat()
 }
 
 #[tokio::test]
