@@ -207,7 +207,7 @@ impl AckController {
             state.tame(payload);
         }
         if found.immediate_ack && !obeys(state.acks) && !state.requests.is_heard(now()) {
-            state.replace(payload, |frame| frame.kind == kind::IMMEDIATE_ACK);
+            replace(payload, |frame| frame.kind == kind::IMMEDIATE_ACK);
         }
         if state.acks == AckPolicy::NoAcks {
             state.probe.gap(gap);
@@ -249,23 +249,13 @@ impl State {
     /// A peer's own ACK_FREQUENCY frame, where it is not to be obeyed, becomes a PING: it is still acknowledged.
     fn tame(&self, payload: &mut [u8]) {
         let obeyed = obeys(self.acks);
-        self.replace(payload, |frame| {
+        replace(payload, |frame| {
             let Content::Numbers([sequence, _, delay, _]) = frame.content else {
                 return false;
             };
             let is_fine = obeyed && is_reasonable(sequence, delay);
             frame.kind == kind::ACK_FREQUENCY && !is_fine
         });
-    }
-
-    /// Puts a PING in the place of each such frame.
-    fn replace(&self, payload: &mut [u8], is_unwanted: impl Fn(&Frame<'_>) -> bool) {
-        while let Some([first, rest @ ..]) =
-            place_of(payload, &is_unwanted).and_then(|range| payload.get_mut(range))
-        {
-            *first = 0x01;
-            rest.fill(0x00);
-        }
     }
 
     fn cut(&mut self, payload: &mut BytesMut, now: Instant, inbox: &Inbox) {
@@ -284,14 +274,19 @@ const fn obeys(acks: AckPolicy) -> bool {
     matches!(acks, AckPolicy::Stack | AckPolicy::Extension)
 }
 
-/// Where the first such frame stands.
-fn place_of(payload: &[u8], is_such: impl Fn(&Frame<'_>) -> bool) -> Option<Range<usize>> {
-    let mut at = 0;
-    Frames::new(payload).flatten().find_map(|frame| {
-        let start = at;
-        at += frame.size;
-        is_such(&frame).then_some(start..at)
-    })
+/// Puts a PING in the place of each such frame, in one pass: a packet has room for more than a thousand.
+fn replace(mut payload: &mut [u8], is_unwanted: impl Fn(&Frame<'_>) -> bool) {
+    while let Some(Ok(frame)) = Frames::new(payload).next() {
+        let (size, is_unwanted) = (frame.size, is_unwanted(&frame));
+        let Some((frame, behind)) = payload.split_at_mut_checked(size) else {
+            return;
+        };
+        if let ([first, rest @ ..], true) = (frame, is_unwanted) {
+            *first = 0x01;
+            rest.fill(0x00);
+        }
+        payload = behind;
+    }
 }
 
 /// A peer may ask for an acknowledgement at once (draft-ietf-quic-ack-frequency §5), but no more often than any policy acknowledges: one that asks

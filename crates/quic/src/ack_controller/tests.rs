@@ -392,6 +392,23 @@ fn who_asks_for_an_acknowledgement_with_every_packet_gets_one_a_millisecond() {
     }
 }
 
+/// As many as a packet holds: who looks at each as often as there are frames before it is kept busy by a few packets a second.
+#[test]
+fn a_packet_full_of_requests_is_looked_through_once() {
+    let mut asks_at_once = vec![0x1f; 1_440];
+    let mut asks_for_more = [0x40, 0xaf, 1, 2, 3, 0].repeat(240);
+    for (payload, frames) in [(&mut asks_at_once, 1_440), (&mut asks_for_more, 240)] {
+        let looked = std::cell::Cell::new(0);
+        replace(payload, |frame| {
+            looked.set(looked.get() + 1);
+            matches!(frame.kind, kind::IMMEDIATE_ACK | kind::ACK_FREQUENCY)
+        });
+        assert_eq!(looked.get(), frames);
+        let mut kinds = Frames::new(payload).map(|frame| frame.unwrap().kind);
+        assert!(kinds.all(|kind| kind <= 1), "PINGs and what fills up");
+    }
+}
+
 #[test]
 fn who_leaves_gaps_before_every_packet_is_told_of_them_when_the_delay_is_over() {
     let ack_controller = governed("25ms", 0).ack_controller.unwrap();
