@@ -15,9 +15,10 @@ use hoplite_wire::{
 
 use crate::DatagramSink;
 
-/// How many bytes of a stream are read before others get their turn; each piece counts [`PIECE`] more.
+/// How many bytes of a stream are read before others get their turn; each piece counts [`PIECE`] more, and so does each capsule.
 const READ_BUDGET: usize = 128 * 1024;
-/// What a piece costs beside its bytes: of small ones more are read in a turn than come in one (`h2::driver::TURN`).
+/// What a piece costs beside its bytes: of small ones more are read in a turn than come in one (`h2::driver::TURN`). And what it costs to hand on what one
+/// capsule has, which may be nothing.
 const PIECE: usize = 256;
 
 /// How much a stream's capsule that has come in part holds, as its sink was told.
@@ -114,8 +115,13 @@ pub(crate) async fn read<E: From<Malformed>>(
     sink: &dyn DatagramSink,
 ) -> Result<(), E> {
     let (mut capsules, mut part) = (CapsuleReader::default(), Part::default());
+    let mut rest = Bytes::new();
     loop {
-        let more = poll_fn(|cx| turn(&mut poll_data, (&mut capsules, &mut part), sink, cx)).await;
+        let turn = |cx: &mut Context<'_>| {
+            let reading = (&mut capsules, &mut part, &mut rest);
+            turn(&mut poll_data, reading, sink, cx)
+        };
+        let more = poll_fn(turn).await;
         sink.flush();
         if !more? {
             break;
@@ -129,30 +135,38 @@ pub(crate) async fn read<E: From<Malformed>>(
     }
 }
 
-/// Reads what is there; false when the peer has finished.
+/// Reads what is there; false when the peer has finished. `rest` is what was left of a piece when the turn was over.
 fn turn<E: From<Malformed>>(
     poll_data: &mut impl FnMut(&mut Context<'_>) -> Poll<Result<Option<Bytes>, E>>,
-    (capsules, part): (&mut CapsuleReader, &mut Part),
+    (capsules, part, rest): (&mut CapsuleReader, &mut Part, &mut Bytes),
     sink: &dyn DatagramSink,
     cx: &mut Context<'_>,
 ) -> Poll<Result<bool, E>> {
     let mut done = 0;
     while done < READ_BUDGET {
-        match poll_data(cx) {
-            Poll::Ready(Ok(Some(mut bytes))) => {
-                done += bytes.len() + PIECE;
-                while let Some(item) = capsules.next(&mut bytes) {
-                    let trace = |why| tracing::trace!(?why, "a capsule was dropped");
-                    if let ControlFlow::Break(refused) = deliver(item, sink, trace) {
-                        return Poll::Ready(Err(refused.malformed().into()));
-                    }
-                }
-                part.see(capsules, sink);
+        if rest.is_empty() {
+            match poll_data(cx) {
+                Poll::Ready(Ok(Some(bytes))) => *rest = bytes,
+                Poll::Ready(Ok(None)) => return Poll::Ready(Ok(false)),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending if done == 0 => return Poll::Pending,
+                Poll::Pending => break,
             }
-            Poll::Ready(Ok(None)) => return Poll::Ready(Ok(false)),
-            Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-            Poll::Pending if done == 0 => return Poll::Pending,
-            Poll::Pending => break,
+            done += PIECE;
+        }
+        let before = rest.len();
+        let item = capsules.next(rest);
+        done += before - rest.len();
+        if rest.is_empty() {
+            part.see(capsules, sink);
+        }
+        let Some(item) = item else {
+            continue;
+        };
+        done += PIECE;
+        let trace = |why| tracing::trace!(?why, "a capsule was dropped");
+        if let ControlFlow::Break(refused) = deliver(item, sink, trace) {
+            return Poll::Ready(Err(refused.malformed().into()));
         }
     }
     Poll::Ready(Ok(true))
@@ -171,6 +185,8 @@ impl Refused {
 
 #[cfg(test)]
 mod tests {
+    use std::{pin::pin, task::Waker};
+
     use hoplite_wire::capsule::{self, UDP_OVERHEAD};
     use parking_lot::Mutex;
 
@@ -194,6 +210,27 @@ mod tests {
             self.held.lock().push(bytes);
             bytes <= self.room
         }
+    }
+
+    /// Capsules of three bytes, 40,000 of them in one piece: their receiver sends a packet for each.
+    #[test]
+    fn however_many_capsules_one_piece_has_others_get_their_turn_between() {
+        let sink = Narrow {
+            room: 8_192,
+            held: Mutex::default(),
+            lengths: Mutex::default(),
+        };
+        let mut pieces = Some(Bytes::from([0, 1, 0].repeat(40_000))).into_iter();
+        let reading = read(|_| Poll::Ready(Ok::<_, Malformed>(pieces.next())), &sink);
+        let (mut reading, mut cx) = (pin!(reading), Context::from_waker(Waker::noop()));
+        let (mut turns, mut before) = (0, 0);
+        while reading.as_mut().poll(&mut cx).is_pending() {
+            let now = sink.lengths.lock().len();
+            assert!(now - before < 1_000, "{} in one turn", now - before);
+            (turns, before) = (turns + 1, now);
+        }
+        assert!(turns > 40, "{turns} turns");
+        assert_eq!(sink.lengths.lock().len(), 40_000);
     }
 
     #[tokio::test]

@@ -44,6 +44,9 @@ pub(crate) use unvalidated::{Room, UnvalidatedHandshakes};
 /// From 32768 to 60999, where the system does not say.
 const USUAL_PORTS: usize = 28_232;
 
+/// Bytes that a datagram has beside its payload: IPv4's header and UDP's.
+const DATAGRAM_HEADERS: usize = 28;
+
 /// Below this many clients nobody is forgotten.
 const FEW: usize = 1024;
 
@@ -555,6 +558,12 @@ impl Pace {
     pub(crate) fn admits(&self, bytes: usize) -> bool {
         self.client.bandwidth.admits(bytes)
             && (self.is_within_share(bytes) || self.all.bandwidth.admits(bytes))
+    }
+
+    /// The same for so many datagrams whose payloads have `bytes`: each is a packet, with nothing in it, too.
+    pub(crate) fn admits_datagrams(&self, count: usize, bytes: usize) -> bool {
+        let headers = count.saturating_mul(DATAGRAM_HEADERS);
+        self.admits(bytes.saturating_add(headers))
     }
 
     /// Whether one more echo may pass.

@@ -57,8 +57,9 @@ const USUAL_UDP: usize = 1472;
 const CAPSULES_WAITING: usize = 8 * 1024;
 /// How many bytes of payloads may wait as capsules, and one payload: what the stream does not take beyond them is dropped.
 const PIECE: usize = 8 * 1024;
-/// How many chunks of the request stream are read before other tasks get their turn.
+/// How many chunks of the request stream are read before other tasks get their turn; [`ITEMS`] capsules count as one.
 const TURN: usize = 64;
+const ITEMS: usize = 16;
 
 /// The receiving side: what the datagram task sees of a flow.
 pub(super) struct Inbound {
@@ -600,9 +601,11 @@ async fn read(shared: &Shared, receiver: &mut DataReceiver) -> Result<(), H3Erro
         }
     }
     let (mut capsules, mut part) = (CapsuleReader::default(), Part::default());
+    let mut rest = Bytes::new();
     poll_fn(|cx| {
         shared.poll_drive(cx)?;
-        poll_capsules(shared, receiver, (&mut capsules, &mut part), cx)
+        let reading = (&mut capsules, &mut part, &mut rest);
+        poll_capsules(shared, receiver, reading, cx)
     })
     .await?;
     if capsules.is_between_capsules() {
@@ -612,29 +615,37 @@ async fn read(shared: &Shared, receiver: &mut DataReceiver) -> Result<(), H3Erro
     }
 }
 
-/// Reads the request stream to its end, a turn at a time.
+/// Reads the request stream to its end, a turn at a time. `rest` is what was left of a chunk when the turn was over.
 fn poll_capsules(
     shared: &Shared,
     receiver: &mut DataReceiver,
-    (capsules, part): (&mut CapsuleReader, &mut Part),
+    (capsules, part, rest): (&mut CapsuleReader, &mut Part, &mut Bytes),
     cx: &mut Context<'_>,
 ) -> Poll<Result<(), H3Error>> {
-    let mut read = Poll::Pending;
-    let mut chunks = 0;
-    while chunks < TURN {
-        read = receiver.poll_data(cx);
-        let Poll::Ready(Ok(Some(data))) = &mut read else {
-            break;
-        };
-        while let Some(item) = capsules.next(data) {
-            if let ControlFlow::Break(code) = shared.inbound.item(item) {
-                return Poll::Ready(Err(shared.break_off(receiver, code)));
-            }
+    let mut read = Poll::Ready(Ok(Some(Bytes::new())));
+    let mut done = 0;
+    while done < TURN * ITEMS {
+        if rest.is_empty() {
+            read = receiver.poll_data(cx);
+            let Poll::Ready(Ok(Some(data))) = &mut read else {
+                break;
+            };
+            *rest = std::mem::take(data);
+            done += ITEMS;
         }
-        part.see(capsules, &*shared.inbound.sink);
-        chunks += 1;
+        let item = capsules.next(rest);
+        if rest.is_empty() {
+            part.see(capsules, &*shared.inbound.sink);
+        }
+        let Some(item) = item else {
+            continue;
+        };
+        if let ControlFlow::Break(code) = shared.inbound.item(item) {
+            return Poll::Ready(Err(shared.break_off(receiver, code)));
+        }
+        done += 1;
     }
-    if chunks > 0 {
+    if done > 0 {
         let skipped = usize::try_from(capsules.take_oversized()).unwrap_or(usize::MAX);
         add(&shared.inbound.counters.too_large, skipped);
         shared.inbound.flush();

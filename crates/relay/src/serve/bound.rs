@@ -146,7 +146,7 @@ impl Open {
             dropped.too_large_for_target.inc();
         } else if !self.agreed.lock().1.admits(peer, Instant::now()) {
             dropped.targets.inc();
-        } else if !self.pace.admits(payload.len()) {
+        } else if !self.pace.admits_datagrams(1, payload.len()) {
             dropped.bandwidth.inc();
         } else if socket.send(&payload, peer) {
             self.count_up(payload.len());
@@ -212,7 +212,8 @@ impl Open {
             metrics.dropped.policy.inc_by(lost());
             return;
         }
-        if !self.pace.admits(received.len) {
+        let count = batch.payloads().count();
+        if !self.pace.admits_datagrams(count, received.len) {
             metrics.dropped.bandwidth.inc_by(lost());
             return;
         }

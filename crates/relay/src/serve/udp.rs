@@ -151,8 +151,9 @@ impl Down<'_> {
         self.ledger.passed.fetch_add(1, Ordering::Relaxed);
         let segment = received.segment.max(1);
         let metrics = &self.ledger.metrics;
-        if !self.ledger.pace.admits(received.len) {
-            let lost = Batch { contents, segment }.payloads().count() as u64;
+        let count = Batch { contents, segment }.payloads().count();
+        if !self.ledger.pace.admits_datagrams(count, received.len) {
+            let lost = count as u64;
             metrics.dropped.bandwidth.inc_by(lost);
             return;
         }
@@ -283,7 +284,7 @@ impl ToTarget {
             self.ledger.metrics.dropped.too_large_for_target.inc();
             return;
         }
-        if !self.ledger.pace.admits(payload.len()) {
+        if !self.ledger.pace.admits_datagrams(1, payload.len()) {
             self.ledger.metrics.dropped.bandwidth.inc();
             return;
         }
