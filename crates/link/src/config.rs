@@ -143,6 +143,8 @@ impl Config {
         self.windows(&mut transport);
         transport
             .pad_to_mtu(self.pad == Pad::Full)
+            // It would show the round trip from end to end to whoever stands between (RFC 9000 §17.4).
+            .allow_spin(false)
             .keep_alive_interval(Some(self.keep_alive))
             .max_idle_timeout(self.idle.try_into().ok())
             .max_concurrent_bidi_streams(self.streams.into())

@@ -214,6 +214,8 @@ pub(crate) fn transport(limits: &Limits) -> TransportConfig {
         .black_hole_cooldown(MTU_SUSPENDED);
     config
         .mtu_discovery_config(Some(discovery))
+        // As `link::Config` has it.
+        .allow_spin(false)
         .max_concurrent_bidi_streams(quic::streams_at_first(limits))
         .max_concurrent_uni_streams(VarInt::from_u32(UNI_STREAMS))
         .receive_window(VarInt::from_u64(INITIAL_WINDOWS.0).unwrap_or(VarInt::MAX))
