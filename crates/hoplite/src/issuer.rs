@@ -30,7 +30,7 @@ use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{Notify, Semaphore},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore},
     task::spawn_blocking,
     time::{sleep, timeout},
 };
@@ -83,7 +83,7 @@ struct Server {
     page: ArcSwapOption<Page>,
     requests: Mutex<Rates>,
     failures: Mutex<Rates>,
-    signers: Semaphore,
+    signers: Arc<Semaphore>,
     /// Of keys that are made from now on.
     token_type: TokenType,
     /// What relays verify tokens with is written there,
@@ -228,6 +228,27 @@ struct Refusal {
     again_in: Option<u64>,
 }
 
+fn stopping() -> Refusal {
+    refusal(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "the issuer is about to stop",
+    )
+}
+
+/// Some milliseconds of a processor for each, on as many threads as may be.
+async fn respond(
+    turn: OwnedSemaphorePermit,
+    work: Vec<(Arc<IssuerKey>, BlindedMessage)>,
+) -> Result<Vec<Option<TokenResponse>>, Refusal> {
+    let issued = spawn_blocking(move || {
+        // It goes on when nobody waits for it any more.
+        let _turn = turn;
+        let issue = |(key, blinded): &(Arc<IssuerKey>, _)| key.issue(blinded).ok();
+        work.iter().map(issue).collect()
+    });
+    issued.await.map_err(|_| stopping())
+}
+
 const fn refusal(status: StatusCode, why: &'static str) -> Refusal {
     Refusal {
         status,
@@ -362,7 +383,7 @@ impl Server {
             page: ArcSwapOption::new(page_of(config)),
             requests: rates(limits.requests, limits.requests_per_client),
             failures: rates(limits.requests, limits.failures_per_client),
-            signers: Semaphore::new(signers.min(Semaphore::MAX_PERMITS)),
+            signers: Arc::new(Semaphore::new(signers.min(Semaphore::MAX_PERMITS))),
             token_type: config.tokens.into(),
             secrets: config.secrets.clone(),
             is_exported: AtomicBool::new(false),
@@ -414,10 +435,13 @@ impl Server {
             body.map_err(|_| refusal(StatusCode::PAYLOAD_TOO_LARGE, "too many tokens at once"))?;
         let requests = Requests::read(&head.headers, &body.to_bytes(), self.limits.batch)?;
         let keys = self.keys(&requests.all)?;
+        // What counts is signed at once: who waits, and goes away or loses his place, has lost no token of his day.
+        let turn = Arc::clone(&self.signers).acquire_owned().await;
+        let turn = turn.map_err(|_| stopping())?;
         let granted = self.grant(&name, per_day, keys.len())?;
         let work = keys.into_iter().zip(&requests.all).take(granted);
         let work = work.map(|(key, request)| (key, request.blinded.clone()));
-        let mut responses = self.respond(work.collect()).await?;
+        let mut responses = respond(turn, work.collect()).await?;
         responses.resize(requests.all.len(), None);
         requests.answer(&responses)
     }
@@ -481,25 +505,6 @@ impl Server {
                 Err(refusal(StatusCode::SERVICE_UNAVAILABLE, why))
             }
         }
-    }
-
-    /// Some milliseconds of a processor for each, on as many threads as may be.
-    async fn respond(
-        &self,
-        work: Vec<(Arc<IssuerKey>, BlindedMessage)>,
-    ) -> Result<Vec<Option<TokenResponse>>, Refusal> {
-        let stopping = || {
-            refusal(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "the issuer is about to stop",
-            )
-        };
-        let _turn = self.signers.acquire().await.map_err(|_| stopping())?;
-        let issued = spawn_blocking(move || {
-            let issue = |(key, blinded): &(Arc<IssuerKey>, _)| key.issue(blinded).ok();
-            work.iter().map(issue).collect()
-        });
-        issued.await.map_err(|_| stopping())
     }
 
     /// Makes the keys that are wanted, this epoch's and the next one's, and writes what relays verify tokens with.

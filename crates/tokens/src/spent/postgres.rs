@@ -78,11 +78,12 @@ impl Client {
     }
 
     pub(super) async fn forget(&self, now: u64) -> Result<bool, ServerError> {
-        // One relay at a time, and none waits for another.
+        // One relay at a time, and none waits for another. One whose clock is ahead forgets nothing that others still take.
         let sql = format!(
             "WITH turn AS MATERIALIZED (SELECT pg_try_advisory_xact_lock({LOCK}) AS mine)
              DELETE FROM hoplite_spent WHERE ctid = ANY (ARRAY (
-             SELECT hoplite_spent.ctid FROM hoplite_spent, turn WHERE mine AND until < $1 LIMIT {BATCH}))"
+             SELECT hoplite_spent.ctid FROM hoplite_spent, turn WHERE mine
+             AND until < least($1, extract(epoch FROM now())::bigint) LIMIT {BATCH}))"
         );
         let now = i64::try_from(now).unwrap_or(i64::MAX);
         let gone = self.client.execute_typed(&sql, &[(&now, Type::INT8)]).await;
