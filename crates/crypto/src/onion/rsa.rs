@@ -44,6 +44,11 @@ impl PublicKey {
         Self::read(der, AUTHORITY)
     }
 
+    /// The key of a relay (DER, PKCS #1).
+    pub fn relay(der: &[u8]) -> Option<Self> {
+        Self::read(der, RELAY..=RELAY)
+    }
+
     /// A key of this many bits.
     pub(super) fn read(der: &[u8], bits: RangeInclusive<u64>) -> Option<Self> {
         let (rest, key) = RSAPublicKey::from_der(der).ok()?;

@@ -1,7 +1,7 @@
 //! What a relay of ours hands in to Tor's authorities: its server descriptor and its extra-info document, each signed by the signing key of its Ed25519
 //! identity and by its RSA identity. dir-spec "Server descriptor format", "Extra-info document format". The texts are `wire::tor`'s.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use hoplite_crypto::{
     SigningError,
@@ -9,14 +9,18 @@ use hoplite_crypto::{
         CertifiedNtor,
         family::FamilyKey,
         identity::{PeerId, RelayIdentity},
-        rsa::{SecretKey, sha1, sha256},
+        rsa::{PublicKey, SecretKey, sha1, sha256},
     },
 };
-use hoplite_wire::tor::{
-    extra_info::{ExtraInfo, Statistics},
-    server_descriptor::{
-        About, ED25519_PREFIX, ExtraInfoDigests, Keys, ServerDescriptor, put_ed25519_signature,
-        put_rsa_signature,
+use hoplite_wire::{
+    directory::Malformed,
+    tor::{
+        bandwidth_file::bandwidths,
+        extra_info::{ExtraInfo, Statistics},
+        server_descriptor::{
+            About, Bandwidth, ED25519_PREFIX, ExtraInfoDigests, Keys, ServerDescriptor,
+            put_ed25519_signature, put_rsa_signature,
+        },
     },
 };
 
@@ -109,6 +113,38 @@ pub fn sign(
     Ok(documents)
 }
 
+/// What relays say they carry, by their RSA identities. Whoever hands it out can leave some out, or give an older one, and no more.
+#[derive(Clone, Debug, Default)]
+pub struct SaidBandwidths(BTreeMap<[u8; 20], (u64, Bandwidth)>);
+
+impl SaidBandwidths {
+    /// Takes what relays have signed of a text (`/tor/server/all`); of two of one relay the later counts. The rest is skipped.
+    ///
+    /// # Errors
+    /// The text is too long, or cut in the middle of something.
+    pub fn hear(&mut self, text: &str) -> Result<(), Malformed> {
+        for said in bandwidths(text)? {
+            let key = PublicKey::relay(&said.key).filter(|key| key.id() == said.rsa_id);
+            let digest = sha1(said.signed.as_bytes());
+            if !key.is_some_and(|key| key.signed(&said.signature, &digest)) {
+                continue;
+            }
+            let one = (said.published, said.bandwidth);
+            let known = self.0.entry(said.rsa_id).or_insert(one);
+            if known.0 < one.0 {
+                *known = one;
+            }
+        }
+        Ok(())
+    }
+
+    /// What this one says.
+    pub fn of(&self, rsa_id: &[u8; 20]) -> Option<Bandwidth> {
+        let (_, said) = self.0.get(rsa_id)?;
+        Some(*said)
+    }
+}
+
 /// Who signs.
 struct Signer<'a> {
     identity: &'a RelayIdentity,
@@ -154,12 +190,12 @@ fn ed25519_digest(signed: &str) -> [u8; 32] {
 mod tests {
     use std::sync::Arc;
 
-    use hoplite_crypto::onion::{Secrets, family::family_of, rsa::PublicKey};
+    use hoplite_crypto::onion::{Secrets, family::family_of};
     use hoplite_wire::{
         cell::cert::{CertKind, Ed25519Cert},
         tor::{
             extra_info::{Interval, Told},
-            server_descriptor::{Bandwidth, Signed},
+            server_descriptor::Signed,
         },
     };
 
@@ -275,6 +311,46 @@ mod tests {
             let changed = descriptor.replace(said, instead);
             let read = ServerDescriptor::parse(&changed).expect("read");
             assert!(!is_right(&read, rsa), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_a_relay_says_it_carries_counts_as_it_has_signed_it_and_the_later_of_two() {
+        let (identity, text) = handed_in();
+        let rsa_id = identity.rsa_key().expect("a key").public().id();
+        let (_, others) = handed_in();
+        for (before, now) in [
+            ("bandwidth 1000000 ", "bandwidth 1000 "),
+            ("published ", "published 1"),
+            ("fingerprint ", "fingerprint 0"),
+            ("-----END SIGNATURE", "AAAA\n-----END SIGNATURE"),
+        ] {
+            let mut said = SaidBandwidths::default();
+            // Whatever stands beside it.
+            let changed = text.replace(before, now);
+            said.hear(&[&*changed, &*others].concat()).ok();
+            assert!(said.of(&rsa_id).is_none(), "{now}");
+        }
+        let mut said = SaidBandwidths::default();
+        said.hear(&others).expect("read");
+        said.hear(&text).expect("read");
+        assert_eq!(said.of(&rsa_id), Some(about().bandwidth));
+        let later = |published, average| {
+            let mut later = Said {
+                about: about(),
+                statistics: statistics(),
+                families: Vec::new(),
+            };
+            later.about.published = published;
+            later.about.bandwidth.average = average;
+            let secrets = Secrets::fresh(NOW).expect("made");
+            let onion = secrets.certified_ntor(NOW).expect("certified");
+            let tap = TapKey::forgotten(&identity.peer()).expect("made");
+            sign(later, &identity, &onion, &tap).expect("signed")
+        };
+        for (published, average, counts) in [(NOW + 1, 5, 5), (NOW - 1, 6, 5)] {
+            said.hear(&later(published, average)).expect("read");
+            assert_eq!(said.of(&rsa_id).expect("known").average, counts);
         }
     }
 

@@ -2,7 +2,6 @@
 //! what it is worth is decided in `hoplite_directory::scanner`; here are its circuits, its target's socket, its clock and its files.
 
 use std::{
-    collections::BTreeMap,
     fs::{self, File, OpenOptions},
     io::{self, BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
@@ -19,6 +18,7 @@ use hoplite_directory::{
         target::{self, Expected},
         weights::{self, About},
     },
+    tor::server_descriptor::SaidBandwidths,
 };
 use hoplite_onion::{
     Onion,
@@ -29,10 +29,7 @@ use hoplite_overlay::{Direct, Overlay};
 use hoplite_wire::{
     Target,
     directory::{Descriptor, Key},
-    tor::{
-        bandwidth_file::{ALL, bandwidths},
-        server_descriptor::Bandwidth,
-    },
+    tor::bandwidth_file::ALL,
 };
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -56,6 +53,8 @@ use crate::{
 const TURN: Duration = Duration::from_secs(1);
 /// How often the relays' server descriptors are asked for at most.
 const MIN_DESCRIPTORS_PAUSE: Duration = Duration::from_secs(60);
+/// Of how many authorities: one alone could leave some out.
+const AUTHORITIES: usize = 2;
 /// Bytes of a file of results that are read.
 const LARGEST: u64 = 256 << 20;
 
@@ -148,7 +147,7 @@ struct Driver {
     below: Direct,
     /// Authorities of Tor's, who have its relays' descriptors; how long they may take.
     authorities: (Vec<Target>, Duration),
-    said: BTreeMap<[u8; 20], Bandwidth>,
+    said: SaidBandwidths,
     asked: Option<Instant>,
     started: u64,
     log: Option<File>,
@@ -207,7 +206,7 @@ impl Driver {
             },
             below: underlay.tunnels.clone(),
             authorities: (authorities, directory.wait.saturating_mul(3)),
-            said: BTreeMap::new(),
+            said: SaidBandwidths::default(),
             asked: None,
             started,
             log: None,
@@ -261,18 +260,31 @@ impl Driver {
 
     /// Of Tor's relays; ours say it in the list.
     async fn ask_what_relays_say(&mut self) {
-        let (authorities, patience) = &self.authorities;
+        let (mut authorities, patience) = self.authorities.clone();
+        client::shuffle(&mut authorities);
         self.asked = Some(Instant::now());
-        for authority in authorities {
-            let answer = fetch(&self.below, authority, "/tor/server/all", ALL, *patience).await;
-            match answer.map(|text| bandwidths(&text)) {
-                Ok(Ok(said)) => {
-                    self.said = said;
-                    return;
+        let (mut all, mut heard) = (SaidBandwidths::default(), 0);
+        for authority in &authorities {
+            let text = match fetch(&self.below, authority, "/tor/server/all", ALL, patience).await {
+                Ok(text) => text,
+                Err(error) => {
+                    debug!("descriptors of Tor's relays: {error}");
+                    continue;
                 }
+            };
+            let mut said = all.clone();
+            let hearing = spawn_blocking(move || said.hear(&text).map(|()| said));
+            match hearing.await {
+                Ok(Ok(said)) => (all, heard) = (said, heard + 1),
                 Ok(Err(error)) => warn!("descriptors of Tor's relays cannot be read: {error}"),
-                Err(error) => debug!("descriptors of Tor's relays: {error}"),
+                Err(_) => {}
             }
+            if heard == AUTHORITIES {
+                break;
+            }
+        }
+        if heard > 0 {
+            self.said = all;
         }
     }
 
@@ -280,7 +292,7 @@ impl Driver {
         let port = self.scan.reached().port();
         let tor = self.network.tor_relay(&relay.identity);
         let rsa_id = tor.map(|tor| tor.rsa_id);
-        let said = rsa_id.and_then(|rsa_id| self.said.get(&rsa_id));
+        let said = rsa_id.and_then(|rsa_id| self.said.of(&rsa_id));
         let unsaid = if tor.is_some() {
             u64::MAX
         } else {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Items, OBJECT, ROUTERS, base64, date, encode, hex, number,
+    Items, OBJECT, ROUTERS, base64, date, encode, hex, number, seconds,
     server_descriptor::{Bandwidth, bandwidth},
     to_hex,
 };
@@ -217,28 +217,80 @@ impl BandwidthFile {
 /// Bytes of all descriptors that a directory has: the public network's are some 30 million.
 pub const ALL: usize = 64 << 20;
 
-/// What each of many relays says it can carry, by its RSA identity, as a directory gives it (`/tor/server/all`). Nothing that is signed is checked: this is
-/// for who takes a relay's word for no more than a cap. The first of two counts; what is no descriptor is skipped.
+/// What one relay says it can carry, and by what it has signed that. Nothing of it is checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SaidBandwidth<'a> {
+    /// Its RSA identity, as it says itself.
+    pub rsa_id: [u8; 20],
+    /// When it said so, in seconds since 1970.
+    pub published: u64,
+    /// What it says.
+    pub bandwidth: Bandwidth,
+    /// The key of that identity (DER, PKCS #1).
+    pub key: Vec<u8>,
+    /// What the signature is over: the SHA-1 of this.
+    pub signed: &'a str,
+    /// By that key.
+    pub signature: Vec<u8>,
+}
+
+/// What was read so far of one.
+#[derive(Default)]
+struct Said {
+    start: usize,
+    rsa_id: Option<[u8; 20]>,
+    published: Option<u64>,
+    bandwidth: Option<Bandwidth>,
+    key: Option<Vec<u8>>,
+}
+
+/// What each of many relays says it can carry, as a directory gives it (`/tor/server/all`). What is no descriptor, or lacks something of that, is skipped.
 ///
 /// # Errors
 /// The text is too long, or cut in the middle of something.
-pub fn bandwidths(text: &str) -> Result<BTreeMap<[u8; 20], Bandwidth>, Malformed> {
+pub fn bandwidths(text: &str) -> Result<Vec<SaidBandwidth<'_>>, Malformed> {
     let mut items = Items::within(text, ALL, OBJECT)?;
-    let (mut all, mut said, mut who) = (BTreeMap::new(), None, None);
+    let (mut all, mut open) = (Vec::new(), None::<Said>);
     while let Some(item) = items.next()? {
-        match item.keyword {
-            "router" => (said, who) = (None, None),
-            "bandwidth" => said = bandwidth(item.arguments),
-            "fingerprint" => who = hex(&item.arguments.replace(' ', "")),
-            _ => {}
+        if item.keyword == "router" {
+            open = Some(Said {
+                start: item.start,
+                ..Said::default()
+            });
+            continue;
         }
-        if let (Some(said), Some(who)) = (said, who)
-            && all.len() < ROUTERS
-        {
-            all.entry(who).or_insert(said);
+        let Some(said) = &mut open else {
+            continue;
+        };
+        match item.keyword {
+            "bandwidth" => said.bandwidth = bandwidth(item.arguments),
+            "published" => said.published = seconds(item.arguments),
+            "fingerprint" => said.rsa_id = hex(&item.arguments.replace(' ', "")),
+            "signing-key" => said.key = item.object.map(|(_, key)| key),
+            "router-signature" => {
+                let signed = items.until(said.start, item.body)?;
+                let signature = item.object.map(|(_, signature)| signature);
+                let said = open.take();
+                let whole = said.and_then(|said| said.whole(signed, signature?));
+                all.extend(whole.filter(|_| all.len() < ROUTERS));
+            }
+            _ => {}
         }
     }
     Ok(all)
+}
+
+impl Said {
+    fn whole(self, signed: &str, signature: Vec<u8>) -> Option<SaidBandwidth<'_>> {
+        Some(SaidBandwidth {
+            rsa_id: self.rsa_id?,
+            published: self.published?,
+            bandwidth: self.bandwidth?,
+            key: self.key?,
+            signed,
+            signature,
+        })
+    }
 }
 
 /// Relays that have a line already.
@@ -413,29 +465,38 @@ mod tests {
 
     #[test]
     fn what_relays_say_they_carry_is_read_of_many() {
+        let object = |name: &str| format!("-----BEGIN {name}-----\nAQID\n-----END {name}-----\n");
+        let (key, signature) = (object("RSA PUBLIC KEY"), object("SIGNATURE"));
         let one = |id: &str, bandwidth: &str| {
             format!(
-                "router n 192.0.2.1 1 0 0\nbandwidth {bandwidth}\nfingerprint {id}\nonion-key\n"
+                "router n 192.0.2.1 1 0 0\nbandwidth {bandwidth}\npublished 2038-01-01 00:00:00\nfingerprint {id}\nsigning-key\n{key}router-signature\n"
             )
         };
         let (a, b) = ("AAAA ".repeat(10), "BBBB ".repeat(10));
+        let first = one(a.trim(), "1 2 3");
         let text = [
-            one(a.trim(), "1 2 3"),
-            one(b.trim(), "x 2 3"),
-            one(a.trim(), "4 5 6"),
+            &*first,
+            &*signature,
+            "@source \"somebody\"\n",
+            &*one(b.trim(), "x 2 3"),
+            &*signature,
+            // One that lacks its signature.
+            &*one(a.trim(), "4 5 6"),
         ]
         .concat();
-        let all = bandwidths(&text).expect("read");
-        let said = Bandwidth {
-            average: 1,
-            burst: 2,
-            observed: 3,
+        let said = SaidBandwidth {
+            rsa_id: [0xaa; 20],
+            published: 2_145_916_800,
+            bandwidth: Bandwidth {
+                average: 1,
+                burst: 2,
+                observed: 3,
+            },
+            key: vec![1, 2, 3],
+            signed: &first,
+            signature: vec![1, 2, 3],
         };
-        assert_eq!(
-            all.into_iter().collect::<Vec<_>>(),
-            [([0xaa; 20], said)],
-            "the first of two"
-        );
+        assert_eq!(bandwidths(&text), Ok(vec![said]));
     }
 
     fn key_values() -> impl Strategy<Value = KeyValues> {
