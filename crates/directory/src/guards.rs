@@ -293,6 +293,9 @@ impl Guards {
     fn refresh(&mut self, network: &Network, now: u64) {
         for Known { guard, .. } in &mut self.sample {
             let is_listed = network.relay(&guard.identity).is_some();
+            if !is_listed && network.is_partial() {
+                continue;
+            }
             guard.unlisted = (!is_listed).then(|| guard.unlisted.unwrap_or(now));
         }
         self.sample.retain(|known| known.guard.is_kept(now));
@@ -306,6 +309,9 @@ impl Guards {
         now: u64,
         random: Random<'_>,
     ) {
+        if network.is_partial() && !self.sample.is_empty() {
+            return;
+        }
         // No others are drawn for those that are put off.
         let mut usable = self.fitting(network, constraints, |_| true).len();
         while usable < MIN_FILTERED_SAMPLE && self.sample.len() < MAX_SAMPLE_SIZE {

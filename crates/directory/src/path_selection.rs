@@ -28,6 +28,8 @@ const PARTS: u64 = 1000;
 const POSITIONS: u128 = 3;
 /// Where relays are measured, more is not believed of one that is not, in bytes a second: as much as Tor's authorities do.
 const UNMEASURED: u64 = 20_000;
+/// With fewer hundredths of the bandwidth of Tor's network described it is partial.
+const WHOLE: u64 = 95;
 /// More is not believed of any relay, so that sums do not overflow: 1 TB/s.
 const MAX_BANDWIDTH: u64 = 1 << 40;
 
@@ -149,6 +151,8 @@ pub struct Network {
     given: RelayFlags,
     /// What all clients should do.
     params: BTreeMap<String, i32>,
+    /// See [`Self::is_partial`].
+    partial: bool,
 }
 
 impl Network {
@@ -173,6 +177,7 @@ impl Network {
             relays,
             weights: Some(weights),
             tor: None,
+            partial: false,
             given: flags
                 .values()
                 .copied()
@@ -189,7 +194,22 @@ impl Network {
             weights: None,
             tor: Some(Arc::new(tor::positions::relays(network))),
             params: network.params.clone(),
+            partial: network.described < WHOLE,
             ..Self::default()
+        }
+    }
+
+    /// Whether so much of it is not described that who hands out descriptions may choose whom it has: who is missing then is not taken for gone.
+    pub fn is_partial(&self) -> bool {
+        self.partial
+    }
+
+    /// As if so much was not described, for tests.
+    #[cfg(test)]
+    pub(crate) fn partial(self) -> Self {
+        Self {
+            partial: true,
+            ..self
         }
     }
 

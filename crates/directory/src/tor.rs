@@ -62,6 +62,8 @@ pub struct Network {
     pub weights: BTreeMap<String, i32>,
     /// Relays that are running and valid, and of which all is known.
     pub relays: Vec<Relay>,
+    /// How much of a hundred parts of the bandwidth of those that are running and valid they have.
+    pub described: u64,
 }
 
 /// A relay of Tor's network.
@@ -109,11 +111,17 @@ impl Network {
 
     /// The relays of a consensus that are described.
     fn of(consensus: Consensus<'_>, described: &Descriptions) -> Self {
+        let (mut all, mut here) = (0u128, 0u128);
         let relays = consensus.routers.into_iter().filter_map(|router| {
             let usable = router.flags.has(Flags::RUNNING) && router.flags.has(Flags::VALID);
+            let bandwidth = if usable { router.bandwidth.max(1) } else { 0 };
+            all = all.saturating_add(bandwidth.into());
             let known = described.get(&router.digest).filter(|_| usable)?;
+            here = here.saturating_add(bandwidth.into());
             Relay::of(router, known)
         });
+        let relays = relays.collect();
+        let described = here.saturating_mul(100).checked_div(all).unwrap_or(100);
         Self {
             valid_after: consensus.valid_after,
             fresh_until: consensus.fresh_until,
@@ -124,7 +132,8 @@ impl Network {
                 previous: consensus.shared_random_previous,
             },
             weights: consensus.weights,
-            relays: relays.collect(),
+            relays,
+            described: u64::try_from(described).unwrap_or(0),
         }
     }
 

@@ -208,7 +208,7 @@ impl Vanguards {
         found.then_some(path)
     }
 
-    /// Has others take the place of those whose time is over, or that are no longer on the list.
+    /// Has others take the place of those whose time is over, or that are no longer on the list; not of those that are only not described.
     fn renew(
         &mut self,
         network: &Network,
@@ -224,7 +224,8 @@ impl Vanguards {
         self.kept.retain(|one| {
             layers.contains(&one.layer)
                 && mode.size(one.layer).is_kept(one.until, now)
-                && network.is_fit(&one.identity, Position::Lasting, &constraints)
+                && (network.is_fit(&one.identity, Position::Lasting, &constraints)
+                    || network.is_partial() && network.relay(&one.identity).is_none())
         });
         for &layer in layers {
             self.fill(layer, network, &constraints, now, random);
@@ -327,7 +328,8 @@ impl<'a> Choice<'a, '_> {
         match hop {
             Hop::Vanguard(layer) => {
                 let members = self.vanguards.of(layer);
-                let members: Vec<Key> = members.filter(|one| !unfit.contains(one)).collect();
+                let is_fine = |one: &Key| !unfit.contains(one) && self.network.relay(one).is_some();
+                let members: Vec<Key> = members.filter(is_fine).collect();
                 let number = u64::try_from(members.len()).ok().filter(|n| *n > 0)?;
                 let chosen = members.get(usize::try_from(random(number)).ok()?)?;
                 self.network.relay(chosen)

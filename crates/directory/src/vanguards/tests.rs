@@ -256,6 +256,35 @@ fn a_vanguard_that_leaves_the_list_or_was_chosen_by_a_clock_far_ahead_is_replace
     assert_eq!((now.len(), there.intersection(&now).count()), (4, 3));
 }
 
+/// Or who hands out descriptions would choose the vanguards, and the guards.
+#[test]
+fn who_is_not_described_while_much_is_not_stays_and_is_not_used() {
+    let mut user = User::new(VanguardsMode::Lite, network(1..=50), 7);
+    let guard = user.to(ServicePurpose::ServiceHsDir, 99)[0];
+    let there = user.layer(Layer::Second);
+    let vanguards = user.chooser.vanguards();
+    let guards = user.chooser.kept().expect("guards");
+    let lacking = *there.first().expect("four");
+    let described = (1..=50).filter(|n| *n != lacking && *n != guard);
+    user.network = network(described).partial();
+    for _ in 0..50 {
+        let path = user.to(ServicePurpose::ServiceHsDir, 99);
+        assert!(path[1] != lacking && there.contains(&path[1]));
+    }
+    assert_eq!(user.chooser.vanguards(), vanguards);
+    let ids = |guards: &[Guard]| {
+        guards
+            .iter()
+            .map(|one| (one.identity, one.unlisted))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(ids(&user.chooser.kept().expect("guards")), ids(&guards));
+    // As soon as it is known that it is gone another one takes its place.
+    user.network = network((1..=50).filter(|n| *n != lacking));
+    user.to(ServicePurpose::ServiceHsDir, 99);
+    assert!(!user.layer(Layer::Second).contains(&lacking));
+}
+
 #[test]
 fn a_guard_that_has_circuits_through_all_vanguards_but_one_fail_does_not_choose_that_one() {
     let mut user = User::new(VanguardsMode::Lite, network(1..=50), 8);
