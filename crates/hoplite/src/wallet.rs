@@ -554,7 +554,7 @@ impl TokenSource for RelayTokens {
             self.wallet.fill_for(&self.origin, use_last).await;
             let left = self.origin.count(&mut **self.wallet.purse.lock());
             let why = if left.is_ok_and(|left| left > 0) {
-                "those that are left are for flows without an isolation token, and more are asked for within minutes"
+                "those that are left are for flows without an isolation token"
             } else if self.wallet.is_stirred() {
                 "they have run out while relays ended or refused connections, and the issuer is asked within a minute"
             } else {

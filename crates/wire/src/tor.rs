@@ -65,6 +65,9 @@ pub const ROUTERS: usize = 16_384;
 /// Signatures of a consensus, and certificates of one text.
 pub const AUTHORITIES: usize = 64;
 
+/// Bytes of a certificate: not all of them are signed. With keys of 4,096 bits it has 4,000.
+pub const CERTIFICATE: usize = 16 << 10;
+
 /// Bytes of a consensus behind what is signed: anybody who hands it on can put there what he likes.
 pub const SIGNATURES: usize = 64 << 10;
 
@@ -747,6 +750,9 @@ impl<'a> KeyCertificate<'a> {
             let signed = items.until(open.start, item.body)?;
             let certification = item.bytes(&items)?;
             let text = items.until(open.start, items.position())?;
+            if text.len() > CERTIFICATE {
+                return Err(items.wrong("a key certificate is too long"));
+            }
             let whole = parts.take();
             let whole = whole.and_then(|it| it.whole(text, signed, certification));
             found.push(whole.ok_or_else(|| items.wrong("a key certificate lacks something"))?);

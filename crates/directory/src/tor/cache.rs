@@ -138,7 +138,7 @@ impl Client {
         let signers = parsed.signatures.iter().map(|one| one.authority).collect();
         let (valid_after, valid_until) = (parsed.valid_after, parsed.valid_until);
         let differences = self.differences(&kept.consensus)?;
-        let found = KeyCertificate::parse_all(&kept.certificates).unwrap_or_default();
+        let found = KeyCertificate::parse_all(&self.certificates).unwrap_or_default();
         let certificates = found.iter().filter_map(|one| {
             Some(CachedCertificate {
                 authority: one.fingerprint,

@@ -49,7 +49,7 @@ pub struct Client {
     pub(super) store: Store,
     pub(super) newest: Option<Newest>,
     /// Of those who have signed the newest; each is an authority's own.
-    certificates: Arc<str>,
+    pub(super) certificates: Arc<str>,
     /// What its relays say.
     described: Arc<Descriptions>,
     /// What is kept beside that, for others.
@@ -134,6 +134,7 @@ impl Client {
             earlier,
             certificates: Arc::clone(&self.certificates),
             described: Arc::clone(&self.described),
+            batch: BATCH,
         }
     }
 
@@ -195,6 +196,8 @@ pub struct Renewal {
     earlier: Option<Earlier>,
     certificates: Arc<str>,
     described: Arc<Descriptions>,
+    /// For how many microdescriptors is asked at once.
+    batch: usize,
 }
 
 /// The consensus that is here, for directories to tell the difference to.
@@ -265,6 +268,7 @@ struct Believed {
     described: Descriptions,
     fresh: Vec<([u8; 32], String)>,
     wanted: HashSet<[u8; 32]>,
+    batch: usize,
 }
 
 impl Renewal {
@@ -328,6 +332,7 @@ impl Renewal {
             described,
             fresh: Vec::new(),
             wanted,
+            batch: self.batch,
         }))
     }
 }
@@ -349,8 +354,8 @@ fn certificates_of(
         let theirs = all
             .iter()
             .filter(|one| one.authority == signature.authority && one.id == signature.key);
-        // The one that holds for longest.
-        let theirs = theirs.max_by_key(|one| one.expires);
+        // The one that holds for longest; of two that do, the one that is here.
+        let theirs = theirs.rev().max_by_key(|one| one.expires);
         texts.extend(theirs.map(|one| one.text));
     }
     Ok(texts.into_iter().collect())
@@ -377,7 +382,7 @@ impl Believed {
         limit: Duration,
     ) -> Result<(), NoNetwork> {
         let wanted: Vec<_> = self.wanted.iter().copied().collect();
-        let paths: Vec<_> = wanted.chunks(BATCH).map(Consensus::request).collect();
+        let paths: Vec<_> = wanted.chunks(self.batch).map(Consensus::request).collect();
         let batches = paths.into_iter();
         let batches =
             batches.map(|path| async move { fetch(overlay, source, &path, ANSWER, limit).await });

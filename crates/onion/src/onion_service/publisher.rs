@@ -519,6 +519,12 @@ impl Uploads {
             let known = before.iter().position(|to| to.is_to(identity));
             let known = known.map(|place| before.swap_remove(place));
             let (state, pause) = match known {
+                // What is looked for by now waits no longer; who has failed does.
+                Some(Upload {
+                    state: State::Due(at),
+                    pause,
+                    ..
+                }) if pause == self.config.pause => (State::Due(at.min(from)), pause),
                 Some(known) => (known.state, known.pause),
                 None if self.away.remove(identity) => (State::Told, self.config.pause),
                 None => (State::Due(from), self.config.pause),

@@ -155,7 +155,7 @@ impl Forwarding {
             let dropped = &metrics.forwarding.dropped;
             dropped.too_short.inc_by(short as u64);
         }
-        if self.ledger.pace.admits(admitted) {
+        if self.ledger.pace.admits_datagrams(packets, admitted) {
             return admitted;
         }
         metrics.dropped.bandwidth.inc_by(packets as u64);

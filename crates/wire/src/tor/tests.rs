@@ -162,6 +162,18 @@ fn a_policy_by_what_it_rejects_is_turned_round() {
     assert_eq!(exit.map(|ports| ports.to_string()), Some("25,80".into()));
 }
 
+/// Between the lines of its last signature.
+#[test]
+fn nobody_makes_a_certificate_longer_than_it_is() {
+    let end = "-----END SIGNATURE-----";
+    let place = CERTIFICATES.find("dir-key-certification").expect("one");
+    let (before, behind) = CERTIFICATES.split_at(place);
+    let longer = behind.replacen(end, &format!("{}{end}", "\n".repeat(CERTIFICATE)), 1);
+    let text = format!("{before}{longer}");
+    let refused = KeyCertificate::parse_all(&text).expect_err("refused");
+    assert_eq!(refused.what, "a key certificate is too long");
+}
+
 #[test]
 fn a_certificate_that_lacks_something_is_refused() {
     for keyword in ["fingerprint ", "dir-key-expires ", "dir-key-published "] {

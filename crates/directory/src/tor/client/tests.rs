@@ -183,6 +183,40 @@ async fn a_directory_that_forges_or_is_silent_is_not_believed_and_the_next_is_as
     assert_eq!(refusals(failures), [forged, forged]);
 }
 
+/// Each third question for microdescriptors it has nothing for.
+fn forgetful(path: &str) -> Option<String> {
+    static ASKED: Mutex<usize> = Mutex::new(0);
+    if !path.starts_with("/tor/micro") {
+        return whole(path);
+    }
+    let asked = &mut *ASKED.lock();
+    *asked += 1;
+    (*asked % 3 != 1).then(|| whole(path)).flatten()
+}
+
+#[tokio::test]
+async fn a_directory_that_lacks_some_microdescriptors_is_asked_for_the_others() {
+    let world = World::of(&[forgetful, silent, silent]);
+    let mut renewal = client().renewal();
+    renewal.batch = 1;
+    let source = Target::from(SocketAddr::from(([192, 0, 2, 1], 0)));
+    let limit = Duration::from_secs(20);
+    let renewed = renew(&renewal, &world.overlay, &[source], NOW, limit).await;
+    let failures = match renewed {
+        Ok(renewed) => {
+            assert_eq!(renewed.expect("newer").network.relays.len(), 4);
+            Vec::new()
+        }
+        Err(failures) => refusals(failures),
+    };
+    // Four of six are too few; all six were asked for.
+    assert!(
+        matches!(failures[..], [] | [Refused::Partial { .. }]),
+        "{failures:?}"
+    );
+    assert_eq!(world.asked()["micro"], 6);
+}
+
 /// Or nothing that they sign would be believed ever again.
 #[tokio::test]
 async fn certificates_that_no_authority_has_signed_take_no_other_ones_place() {
