@@ -294,6 +294,7 @@ impl Guards {
         for Known { guard, .. } in &mut self.sample {
             let is_listed = network.relay(&guard.identity).is_some();
             if !is_listed && network.is_partial() {
+                guard.unlisted = guard.unlisted.map(|_| now);
                 continue;
             }
             guard.unlisted = (!is_listed).then(|| guard.unlisted.unwrap_or(now));
@@ -309,7 +310,8 @@ impl Guards {
         now: u64,
         random: Random<'_>,
     ) {
-        if network.is_partial() && !self.sample.is_empty() {
+        let is_missing = |known: &Known| network.relay(&known.guard.identity).is_none();
+        if network.is_partial() && self.sample.iter().any(is_missing) {
             return;
         }
         // No others are drawn for those that are put off.

@@ -228,6 +228,10 @@ impl Vanguards {
                     || network.is_partial() && network.relay(&one.identity).is_none())
         });
         for &layer in layers {
+            // While much is not described the others of the layer do.
+            if network.is_partial() && self.of(layer).next().is_some() {
+                continue;
+            }
             self.fill(layer, network, &constraints, now, random);
         }
     }

@@ -121,7 +121,7 @@ impl SaidBandwidths {
     /// Takes what relays have signed of a text (`/tor/server/all`); of two of one relay the later counts. The rest is skipped.
     ///
     /// # Errors
-    /// The text is too long, or cut in the middle of something.
+    /// The text is too long.
     pub fn hear(&mut self, text: &str) -> Result<(), Malformed> {
         for said in bandwidths(text)? {
             let key = PublicKey::relay(&said.key).filter(|key| key.id() == said.rsa_id);
@@ -136,6 +136,11 @@ impl SaidBandwidths {
             }
         }
         Ok(())
+    }
+
+    /// Forgets all others than these.
+    pub fn retain(&mut self, is_kept: impl Fn(&[u8; 20]) -> bool) {
+        self.0.retain(|rsa_id, _| is_kept(rsa_id));
     }
 
     /// What this one says.
@@ -318,20 +323,41 @@ mod tests {
     fn what_a_relay_says_it_carries_counts_as_it_has_signed_it_and_the_later_of_two() {
         let (identity, text) = handed_in();
         let rsa_id = identity.rsa_key().expect("a key").public().id();
-        let (_, others) = handed_in();
+        let (other, others) = handed_in();
+        let others_id = other.rsa_key().expect("a key").public().id();
         for (before, now) in [
             ("bandwidth 1000000 ", "bandwidth 1000 "),
             ("published ", "published 1"),
             ("fingerprint ", "fingerprint 0"),
             ("-----END SIGNATURE", "AAAA\n-----END SIGNATURE"),
+            ("published ", "long\n-----BEGIN X-----\npublished "),
         ] {
             let mut said = SaidBandwidths::default();
             // Whatever stands beside it.
             let changed = text.replace(before, now);
-            said.hear(&[&*changed, &*others].concat()).ok();
+            said.hear(&[&*changed, &*others].concat()).expect("read");
             assert!(said.of(&rsa_id).is_none(), "{now}");
+            assert!(said.of(&others_id).is_some(), "{now}");
         }
+        // By a key of its own, in another's name.
+        let secrets = Secrets::fresh(NOW).expect("made");
+        let onion = secrets.certified_ntor(NOW).expect("certified");
+        let tap = TapKey::forgotten(&identity.peer()).expect("made");
+        let signer = Signer {
+            identity: &identity,
+            rsa: identity.rsa_key().expect("a key"),
+        };
+        let mut keys = signer.keys(&onion, &tap);
+        keys.rsa_id = others_id;
+        let descriptor = ServerDescriptor {
+            about: about(),
+            keys,
+            extra_info: None,
+        };
+        let (in_anothers_name, _) = signer.sign(descriptor.write()).expect("signed");
         let mut said = SaidBandwidths::default();
+        said.hear(&in_anothers_name).expect("read");
+        assert!(said.of(&others_id).is_none() && said.of(&rsa_id).is_none());
         said.hear(&others).expect("read");
         said.hear(&text).expect("read");
         assert_eq!(said.of(&rsa_id), Some(about().bandwidth));

@@ -274,6 +274,24 @@ fn a_microdescriptor_that_the_consensus_does_not_name_is_nobodys() {
     assert_eq!(network.expect("believed").relays.len(), 5);
 }
 
+#[test]
+fn a_network_of_which_more_than_a_twentieth_is_not_described_is_partial() {
+    let all = Microdescriptor::parse_all(MICRODESCRIPTORS).expect("read");
+    for (count, is_partial) in [(6, false), (5, true)] {
+        let some: String = all.iter().take(count).map(|one| one.text).collect();
+        let network = Network::read(CONSENSUS, CERTIFICATES, &some, &trust(), NOW);
+        let network = network.expect("believed");
+        assert_eq!(network.relays.len(), count);
+        let chosen_from = path_selection::Network::of_tor(&network);
+        assert_eq!(
+            chosen_from.is_partial(),
+            is_partial,
+            "{}",
+            network.described
+        );
+    }
+}
+
 #[tokio::test]
 async fn a_directory_that_cannot_be_reached_is_told() {
     let network = MemoryNetwork::new(1);

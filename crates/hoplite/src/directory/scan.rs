@@ -2,6 +2,7 @@
 //! what it is worth is decided in `hoplite_directory::scanner`; here are its circuits, its target's socket, its clock and its files.
 
 use std::{
+    collections::HashSet,
     fs::{self, File, OpenOptions},
     io::{self, BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
@@ -253,7 +254,10 @@ impl Driver {
             self.network = network;
             let relays = self.network.relays().iter();
             let relays = relays.filter(|relay| relay.onion.is_some());
-            let relays = relays.map(|relay| self.candidate(relay)).collect();
+            let relays: Vec<_> = relays.map(|relay| self.candidate(relay)).collect();
+            let listed = relays.iter().filter_map(|relay| relay.rsa_id);
+            let listed: HashSet<_> = listed.collect();
+            self.said.retain(|rsa_id| listed.contains(rsa_id));
             self.scanner.renew(relays);
         }
     }
@@ -263,8 +267,9 @@ impl Driver {
         let (mut authorities, patience) = self.authorities.clone();
         client::shuffle(&mut authorities);
         self.asked = Some(Instant::now());
-        let (mut all, mut heard) = (SaidBandwidths::default(), 0);
-        for authority in &authorities {
+        // Who leaves some out makes nobody forgotten.
+        let (mut all, mut heard) = (self.said.clone(), 0);
+        for authority in authorities.iter().take(AUTHORITIES + 1) {
             let text = match fetch(&self.below, authority, "/tor/server/all", ALL, patience).await {
                 Ok(text) => text,
                 Err(error) => {
@@ -283,9 +288,7 @@ impl Driver {
                 break;
             }
         }
-        if heard > 0 {
-            self.said = all;
-        }
+        self.said = all;
     }
 
     fn candidate(&self, relay: &Descriptor) -> Candidate {
