@@ -106,7 +106,9 @@ pub struct Publisher {
     looked_for: Option<TimePeriod>,
     /// How many were made.
     made: u64,
-    /// When is looked who keeps them.
+    /// When was looked last who keeps them.
+    looked: Instant,
+    /// When that is looked next.
     look: Instant,
 }
 
@@ -161,6 +163,7 @@ impl Publisher {
             standing: Vec::new(),
             looked_for: None,
             made: 0,
+            looked: Instant::now(),
             look: Instant::now(),
         }
     }
@@ -226,10 +229,11 @@ impl Publisher {
         }
     }
 
-    /// When [`Self::renew`] has something to do.
+    /// When [`Self::renew`] has something to do. What was over and could not be made, as there was no list of relays, or no HSDir, is tried again with the rest.
     fn renewal(&self) -> Instant {
-        let over = self.standing.iter().map(|one| one.over).min();
-        over.map_or(self.look, |over| over.min(self.look))
+        let overs = self.standing.iter().map(|one| one.over);
+        let overs = overs.filter(|over| *over > self.looked);
+        overs.fold(self.look, Instant::min)
     }
 
     fn wakes(&self) -> Instant {
@@ -239,7 +243,7 @@ impl Publisher {
 
     /// Makes those descriptors that are not there, over or of no use any more, and gives the others to relays that are to keep them by now.
     fn renew(&mut self, points: &[IntroductionPoint], now: Instant) {
-        self.look = now + self.config.look;
+        (self.looked, self.look) = (now, now + self.config.look);
         if let Ok(mut destinations) = self.directory.published(&self.identity.address()) {
             self.accept(&destinations);
             let periods = destinations.each_ref().map(|one| one.placed.period);
@@ -256,9 +260,6 @@ impl Publisher {
                 self.renew_one(destination, points, now, (is_later, self.made > made));
             }
         }
-        // What could not be made, as there is no list of relays now, or no HSDir, is tried again.
-        let over = self.standing.iter_mut().filter(|one| one.over <= now);
-        over.for_each(|one| one.over = self.look);
     }
 
     fn renew_one(
@@ -698,6 +699,8 @@ mod tests {
         looked_for: u64,
         /// Beside those three.
         more: Mutex<Vec<u8>>,
+        /// There is no list of relays.
+        is_lost: Mutex<bool>,
         told: Mutex<Vec<u8>>,
     }
 
@@ -731,6 +734,9 @@ mod tests {
         }
 
         fn published(&self, _: &OnionAddress) -> Result<[Destination; 2], Error> {
+            if *self.is_lost.lock() {
+                return Err(nothing());
+            }
             let first = *self.first.lock();
             Ok([first, first + 1].map(|number| Destination {
                 placed: self.placed(number),
@@ -768,6 +774,7 @@ mod tests {
             first: Mutex::new(1),
             looked_for: 2,
             more: Mutex::default(),
+            is_lost: Mutex::new(false),
             told: Mutex::default(),
         });
         let (points, receiver) = watch::channel(vec![point(), point(), point()]);
@@ -788,6 +795,7 @@ mod tests {
             standing: Vec::new(),
             looked_for: None,
             made: 0,
+            looked: Instant::now(),
             look: Instant::now(),
         };
         tokio::spawn(publisher.run());
@@ -835,6 +843,23 @@ mod tests {
         assert!(ring.told().is_empty());
         sleep(APART / 2 + LOOK * 2).await;
         assert_eq!(ring.told(), [30, 31, 32]);
+    }
+
+    /// Both are over by then.
+    #[tokio::test(start_paused = true)]
+    async fn who_keeps_the_descriptors_of_two_periods_does_not_see_both_come_after_a_time_without_a_list()
+     {
+        let (ring, _points) = published(HOUR);
+        sleep(SOON).await;
+        assert_eq!(ring.told(), ALL, "it begins");
+        *ring.is_lost.lock() = true;
+        sleep(HOUR * 3).await;
+        assert!(ring.told().is_empty());
+        *ring.is_lost.lock() = false;
+        sleep(LOOK + SOON).await;
+        assert_eq!(ring.told(), [20, 21, 22]);
+        sleep(APART).await;
+        assert_eq!(ring.told(), [10, 11, 12]);
     }
 
     #[tokio::test(start_paused = true)]
