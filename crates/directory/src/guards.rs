@@ -58,6 +58,8 @@ const PUT_OFF: u64 = 9 * HOUR;
 pub struct Guard {
     /// Who it is.
     pub identity: Key,
+    /// SHA-1 of its RSA identity, of a relay of Tor's network: by it the consensus names also those that are not described.
+    pub rsa_id: Option<[u8; 20]>,
     /// When it was chosen, or a while before: it tells nobody when the client was new.
     pub chosen: u64,
     /// When it first carried a circuit, or a while before.
@@ -292,11 +294,9 @@ impl Guards {
     /// Notes who is on the list, and forgets who is too old or was too long off it.
     fn refresh(&mut self, network: &Network, now: u64) {
         for Known { guard, .. } in &mut self.sample {
-            let is_listed = network.relay(&guard.identity).is_some();
-            if !is_listed && network.is_partial() {
-                guard.unlisted = guard.unlisted.map(|_| now);
-                continue;
-            }
+            let identity = &guard.identity;
+            guard.rsa_id = network.rsa_id(identity).or(guard.rsa_id);
+            let is_listed = network.relay(identity).is_some() || guard.is_undescribed(network);
             guard.unlisted = (!is_listed).then(|| guard.unlisted.unwrap_or(now));
         }
         self.sample.retain(|known| known.guard.is_kept(now));
@@ -310,18 +310,23 @@ impl Guards {
         now: u64,
         random: Random<'_>,
     ) {
-        let is_missing = |known: &Known| network.relay(&known.guard.identity).is_none();
-        if network.is_partial() && self.sample.iter().any(is_missing) {
-            return;
-        }
-        // No others are drawn for those that are put off.
-        let mut usable = self.fitting(network, constraints, |_| true).len();
+        // No others are drawn for those that are put off, or of which only the description is missing.
+        let sample = self.sample.iter();
+        let undescribed = sample.filter(|known| {
+            let Guard { identity, bias, .. } = &known.guard;
+            known.guard.is_undescribed(network)
+                && !bias.barred
+                && !constraints.avoid.contains(identity)
+        });
+        let described = self.fitting(network, constraints, |_| true).len();
+        let mut usable = described.saturating_add(undescribed.count());
         while usable < MIN_FILTERED_SAMPLE && self.sample.len() < MAX_SAMPLE_SIZE {
             let Some(identity) = self.choose(network, constraints, random) else {
                 break;
             };
             let guard = Guard {
                 identity,
+                rsa_id: network.rsa_id(&identity),
                 chosen: now.saturating_sub(random(GUARD_LIFETIME / 10)),
                 confirmed: None,
                 unlisted: None,
@@ -373,6 +378,13 @@ impl Guards {
         };
         let new = network.one(Position::Entry, &constraints, random)?;
         Some(new.identity)
+    }
+}
+
+impl Guard {
+    /// See [`Network::is_undescribed`].
+    fn is_undescribed(&self, network: &Network) -> bool {
+        network.is_undescribed(&self.identity, self.rsa_id.as_ref())
     }
 }
 

@@ -28,8 +28,6 @@ const PARTS: u64 = 1000;
 const POSITIONS: u128 = 3;
 /// Where relays are measured, more is not believed of one that is not, in bytes a second: as much as Tor's authorities do.
 const UNMEASURED: u64 = 20_000;
-/// With fewer hundredths of the bandwidth of Tor's network described it is partial.
-const WHOLE: u64 = 95;
 /// More is not believed of any relay, so that sums do not overflow: 1 TB/s.
 const MAX_BANDWIDTH: u64 = 1 << 40;
 
@@ -151,8 +149,8 @@ pub struct Network {
     given: RelayFlags,
     /// What all clients should do.
     params: BTreeMap<String, i32>,
-    /// See [`Self::is_partial`].
-    partial: bool,
+    /// RSA identities of relays of Tor's network of which nothing else is known.
+    undescribed: Arc<HashSet<[u8; 20]>>,
 }
 
 impl Network {
@@ -177,7 +175,7 @@ impl Network {
             relays,
             weights: Some(weights),
             tor: None,
-            partial: false,
+            undescribed: Arc::default(),
             given: flags
                 .values()
                 .copied()
@@ -194,21 +192,36 @@ impl Network {
             weights: None,
             tor: Some(Arc::new(tor::positions::relays(network))),
             params: network.params.clone(),
-            partial: network.described < WHOLE,
+            undescribed: Arc::new(network.undescribed.clone()),
             ..Self::default()
         }
     }
 
-    /// Whether so much of it is not described that who hands out descriptions may choose whom it has: who is missing then is not taken for gone.
-    pub fn is_partial(&self) -> bool {
-        self.partial
+    /// Whether a relay of Tor's network is on the list, by its RSA identity, and only its description is missing: it is not gone. Who hands out
+    /// descriptions would else decide who takes its place, by keeping back those that he likes.
+    pub(crate) fn is_undescribed(&self, identity: &Key, rsa_id: Option<&[u8; 20]>) -> bool {
+        self.relay(identity).is_none() && rsa_id.is_some_and(|id| self.undescribed.contains(id))
     }
 
-    /// As if so much was not described, for tests.
+    /// SHA-1 of the RSA identity of a relay of Tor's network.
+    pub(crate) fn rsa_id(&self, identity: &Key) -> Option<[u8; 20]> {
+        self.tor_relay(identity).map(|relay| relay.rsa_id)
+    }
+
+    /// As if it was Tor's, with an RSA identity for each relay, and as if it had some more that are not described, for tests.
     #[cfg(test)]
-    pub(crate) fn partial(self) -> Self {
+    pub(crate) fn like_tors(self, undescribed: impl IntoIterator<Item = Key>) -> Self {
+        let rsa_id = |key: &Key| std::array::from_fn(|place| key.0[place]);
+        let relays = self.relays.iter().map(|relay| relay.identity);
+        let relays = relays.map(|relay| (relay, TorRelay::plain(rsa_id(&relay))));
         Self {
-            partial: true,
+            tor: Some(Arc::new(relays.collect())),
+            undescribed: Arc::new(
+                undescribed
+                    .into_iter()
+                    .map(|relay| rsa_id(&relay))
+                    .collect(),
+            ),
             ..self
         }
     }

@@ -18,15 +18,16 @@ use crate::{Candidate, Guard, Layer, PathBias, Vanguard};
 pub use tor::TorDocuments;
 
 /// The schema's version, in `user_version`.
-const VERSION: i64 = 6;
+const VERSION: i64 = 7;
 /// What makes a new file, and what makes of each version the next.
-const CHANGES: [&str; 6] = [
+const CHANGES: [&str; 7] = [
     include_str!("store/schema.sql"),
     include_str!("store/from1.sql"),
     include_str!("store/from2.sql"),
     include_str!("store/from3.sql"),
     include_str!("store/from4.sql"),
     include_str!("store/from5.sql"),
+    include_str!("store/from6.sql"),
 ];
 /// How long another process may hold the file.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -225,7 +226,7 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub fn guards(&self) -> Result<Vec<Guard>, StoreError> {
-        let sql = "SELECT identity, chosen, confirmed, unlisted, circuits, built, uses, used, barred \
+        let sql = "SELECT identity, chosen, confirmed, unlisted, circuits, built, uses, used, barred, rsa_id \
                    FROM guard ORDER BY place";
         let mut statement = self.connection.prepare(sql)?;
         let rows = statement.query_map([], guard)?;
@@ -237,8 +238,8 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub fn keep_guards(&mut self, guards: &[Guard]) -> Result<(), StoreError> {
-        let sql = "INSERT INTO guard (place, identity, chosen, confirmed, unlisted, circuits, built, uses, used, barred) \
-                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
+        let sql = "INSERT INTO guard (place, identity, chosen, confirmed, unlisted, circuits, built, uses, used, barred, rsa_id) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
         self.transaction(|transaction| {
             transaction.execute("DELETE FROM guard", [])?;
             let mut insert = transaction.prepare(sql)?;
@@ -255,7 +256,8 @@ impl Store {
                     guard.bias.built,
                     guard.bias.uses,
                     guard.bias.used,
-                    guard.bias.barred
+                    guard.bias.barred,
+                    guard.rsa_id
                 ])?;
             }
             Ok(())
@@ -267,13 +269,15 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub fn vanguards(&self) -> Result<Vec<Vanguard>, StoreError> {
-        let sql = "SELECT identity, layer, until FROM vanguard ORDER BY place";
+        let sql = "SELECT identity, layer, until, rsa_id FROM vanguard ORDER BY place";
         let mut statement = self.connection.prepare(sql)?;
         let rows = statement.query_map([], |row| {
             let found = layer(row.get(1)?);
             let (identity, until) = (Key(row.get(0)?), row.get::<_, i64>(2)?);
+            let rsa_id = row.get(3)?;
             Ok(found.map(|layer| Vanguard {
                 identity,
+                rsa_id,
                 layer,
                 until: u64::try_from(until).unwrap_or(0),
             }))
@@ -287,13 +291,13 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub fn keep_vanguards(&mut self, vanguards: &[Vanguard]) -> Result<(), StoreError> {
-        let sql = "INSERT INTO vanguard (place, identity, layer, until) VALUES (?1, ?2, ?3, ?4)";
+        let sql = "INSERT INTO vanguard (place, identity, layer, until, rsa_id) VALUES (?1, ?2, ?3, ?4, ?5)";
         self.transaction(|transaction| {
             transaction.execute("DELETE FROM vanguard", [])?;
             let mut insert = transaction.prepare(sql)?;
             for (place, one) in (0i64..).zip(vanguards) {
                 let (layer, until) = (layer_number(one.layer), signed(one.until));
-                insert.execute(params![place, one.identity.0, layer, until])?;
+                insert.execute(params![place, one.identity.0, layer, until, one.rsa_id])?;
             }
             Ok(())
         })
@@ -410,6 +414,7 @@ fn guard(row: &Row<'_>) -> rusqlite::Result<Guard> {
     };
     Ok(Guard {
         identity: Key(row.get(0)?),
+        rsa_id: row.get(9)?,
         chosen: time(1)?.unwrap_or(0),
         confirmed: time(2)?,
         unlisted: time(3)?,
@@ -451,6 +456,7 @@ mod tests {
     fn guard(n: u8, confirmed: Option<u64>) -> Guard {
         Guard {
             identity: Key([n; 32]),
+            rsa_id: None,
             chosen: 7,
             confirmed,
             unlisted: None,
@@ -470,12 +476,14 @@ mod tests {
             barred: true,
         };
         let suspected = Guard {
+            rsa_id: Some([5; 20]),
             bias,
             ..guard(9, Some(3))
         };
         let guards = [suspected, guard(1, None)];
         let vanguard = |layer| Vanguard {
             identity: Key([4; 32]),
+            rsa_id: (layer == Layer::Third).then_some([6; 20]),
             layer,
             until: 6,
         };

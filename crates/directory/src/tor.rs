@@ -19,7 +19,7 @@ pub use client::{Came, Client, Renewal, Renewed, renew};
 pub use positions::TorRelay;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -62,8 +62,8 @@ pub struct Network {
     pub weights: BTreeMap<String, i32>,
     /// Relays that are running and valid, and of which all is known.
     pub relays: Vec<Relay>,
-    /// How much of a hundred parts of the bandwidth of those that are running and valid they have.
-    pub described: u64,
+    /// RSA identities of the others that are running and valid: those of which no description has come.
+    pub undescribed: HashSet<[u8; 20]>,
 }
 
 /// A relay of Tor's network.
@@ -111,17 +111,19 @@ impl Network {
 
     /// The relays of a consensus that are described.
     fn of(consensus: Consensus<'_>, described: &Descriptions) -> Self {
-        let (mut all, mut here) = (0u128, 0u128);
-        let relays = consensus.routers.into_iter().filter_map(|router| {
-            let usable = router.flags.has(Flags::RUNNING) && router.flags.has(Flags::VALID);
-            let bandwidth = if usable { router.bandwidth.max(1) } else { 0 };
-            all = all.saturating_add(bandwidth.into());
-            let known = described.get(&router.digest).filter(|_| usable)?;
-            here = here.saturating_add(bandwidth.into());
+        let mut undescribed = HashSet::new();
+        let usable = consensus
+            .routers
+            .into_iter()
+            .filter(|router| router.flags.has(Flags::RUNNING) && router.flags.has(Flags::VALID));
+        let relays = usable.filter_map(|router| {
+            let Some(known) = described.get(&router.digest) else {
+                undescribed.insert(router.rsa_id);
+                return None;
+            };
             Relay::of(router, known)
         });
         let relays = relays.collect();
-        let described = here.saturating_mul(100).checked_div(all).unwrap_or(100);
         Self {
             valid_after: consensus.valid_after,
             fresh_until: consensus.fresh_until,
@@ -133,7 +135,7 @@ impl Network {
             },
             weights: consensus.weights,
             relays,
-            described: u64::try_from(described).unwrap_or(0),
+            undescribed,
         }
     }
 

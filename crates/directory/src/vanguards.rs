@@ -83,6 +83,8 @@ pub enum Layer {
 pub struct Vanguard {
     /// Who it is.
     pub identity: Key,
+    /// SHA-1 of its RSA identity, of a relay of Tor's network: by it the consensus names also those that are not described.
+    pub rsa_id: Option<[u8; 20]>,
     /// Where it stands.
     pub layer: Layer,
     /// When another takes its place, in seconds since 1970.
@@ -221,17 +223,16 @@ impl Vanguards {
             ..constraints.clone()
         };
         let (mode, layers) = (self.mode, self.mode.layers());
+        for one in &mut self.kept {
+            one.rsa_id = network.rsa_id(&one.identity).or(one.rsa_id);
+        }
         self.kept.retain(|one| {
             layers.contains(&one.layer)
                 && mode.size(one.layer).is_kept(one.until, now)
                 && (network.is_fit(&one.identity, Position::Lasting, &constraints)
-                    || network.is_partial() && network.relay(&one.identity).is_none())
+                    || network.is_undescribed(&one.identity, one.rsa_id.as_ref()))
         });
         for &layer in layers {
-            // While much is not described the others of the layer do.
-            if network.is_partial() && self.of(layer).next().is_some() {
-                continue;
-            }
             self.fill(layer, network, &constraints, now, random);
         }
     }
@@ -257,6 +258,7 @@ impl Vanguards {
             members.insert(new.identity);
             self.kept.push(Vanguard {
                 identity: new.identity,
+                rsa_id: network.rsa_id(&new.identity),
                 layer,
                 until: now.saturating_add(size.lifetime(random)),
             });

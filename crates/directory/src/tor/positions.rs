@@ -45,6 +45,23 @@ pub struct TorRelay {
 }
 
 impl TorRelay {
+    /// One that may stand anywhere and has no family, for tests.
+    #[cfg(test)]
+    pub(crate) fn plain(rsa_id: [u8; 20]) -> Self {
+        Self {
+            rsa_id,
+            ntor3: true,
+            congestion_control: true,
+            is_directory: true,
+            quic: false,
+            is_guard: true,
+            is_lasting: true,
+            weights: [1; 3],
+            family: HashSet::new(),
+            family_ids: Vec::new(),
+        }
+    }
+
     /// Whether it may stand there, for all that descriptors do not say.
     pub(crate) fn may_stand(&self, position: Position) -> bool {
         match position {

@@ -275,21 +275,24 @@ fn a_microdescriptor_that_the_consensus_does_not_name_is_nobodys() {
 }
 
 #[test]
-fn a_network_of_which_more_than_a_twentieth_is_not_described_is_partial() {
+fn a_relay_that_is_not_described_is_on_the_list_by_its_rsa_identity() {
+    let whole = read(CONSENSUS, CERTIFICATES, &trust(), NOW).expect("believed");
     let all = Microdescriptor::parse_all(MICRODESCRIPTORS).expect("read");
-    for (count, is_partial) in [(6, false), (5, true)] {
-        let some: String = all.iter().take(count).map(|one| one.text).collect();
-        let network = Network::read(CONSENSUS, CERTIFICATES, &some, &trust(), NOW);
-        let network = network.expect("believed");
-        assert_eq!(network.relays.len(), count);
-        let chosen_from = path_selection::Network::of_tor(&network);
-        assert_eq!(
-            chosen_from.is_partial(),
-            is_partial,
-            "{}",
-            network.described
-        );
-    }
+    let some: String = all.iter().skip(1).map(|one| one.text).collect();
+    let network = Network::read(CONSENSUS, CERTIFICATES, &some, &trust(), NOW);
+    let network = network.expect("believed");
+    let is_missing = |relay: &&Relay| !network.relays.iter().any(|one| one.keys == relay.keys);
+    let [lacking] = whole.relays.iter().filter(is_missing).collect::<Vec<_>>()[..] else {
+        unreachable!("one is not described");
+    };
+    let (identity, rsa_id) = (Key(lacking.keys.ed25519), lacking.keys.rsa_id);
+    let [whole, network] = [&whole, &network].map(path_selection::Network::of_tor);
+    assert_eq!(whole.rsa_id(&identity), Some(rsa_id));
+    assert!(!whole.is_undescribed(&identity, Some(&rsa_id)));
+    assert!(network.is_undescribed(&identity, Some(&rsa_id)));
+    // By no other name, and nobody else.
+    assert!(!network.is_undescribed(&identity, None));
+    assert!(!network.is_undescribed(&identity, Some(&[7; 20])));
 }
 
 #[tokio::test]

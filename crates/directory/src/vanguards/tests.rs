@@ -258,15 +258,16 @@ fn a_vanguard_that_leaves_the_list_or_was_chosen_by_a_clock_far_ahead_is_replace
 
 /// Or who hands out descriptions would choose the vanguards, and the guards.
 #[test]
-fn who_is_not_described_while_much_is_not_stays_and_is_not_used() {
-    let mut user = User::new(VanguardsMode::Lite, network(1..=50), 7);
+fn who_is_not_described_stays_and_is_not_used() {
+    let mut user = User::new(VanguardsMode::Lite, network(1..=50).like_tors([]), 7);
     let guard = user.to(ServicePurpose::ServiceHsDir, 99)[0];
     let there = user.layer(Layer::Second);
     let vanguards = user.chooser.vanguards();
     let guards = user.chooser.kept().expect("guards");
     let lacking = *there.first().expect("four");
-    let described = (1..=50).filter(|n| *n != lacking && *n != guard);
-    user.network = network(described).partial();
+    // Nothing else is missing.
+    let without = || network((1..=50).filter(|n| *n != lacking && *n != guard));
+    user.network = without().like_tors([lacking, guard].map(|n| Key([n; 32])));
     for _ in 0..50 {
         let path = user.to(ServicePurpose::ServiceHsDir, 99);
         assert!(path[1] != lacking && there.contains(&path[1]));
@@ -279,10 +280,16 @@ fn who_is_not_described_while_much_is_not_stays_and_is_not_used() {
             .collect::<Vec<_>>()
     };
     assert_eq!(ids(&user.chooser.kept().expect("guards")), ids(&guards));
+    // Also over a restart.
+    user.restart(VanguardsMode::Lite);
+    user.to(ServicePurpose::ServiceHsDir, 99);
+    assert_eq!(user.chooser.vanguards(), vanguards);
+    assert_eq!(ids(&user.chooser.kept().expect("guards")), ids(&guards));
     // As soon as it is known that it is gone another one takes its place.
-    user.network = network((1..=50).filter(|n| *n != lacking));
+    user.network = without().like_tors([]);
     user.to(ServicePurpose::ServiceHsDir, 99);
     assert!(!user.layer(Layer::Second).contains(&lacking));
+    assert_ne!(ids(&user.chooser.kept().expect("guards")), ids(&guards));
 }
 
 #[test]

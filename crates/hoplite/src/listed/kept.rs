@@ -25,6 +25,8 @@ pub(crate) struct DirectoryCache {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct KeptVanguard {
     identity: [u8; 32],
+    #[serde(default)]
+    rsa_id: Option<[u8; 20]>,
     is_third: bool,
     until: u64,
 }
@@ -39,6 +41,8 @@ struct KeptCandidate {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct KeptGuard {
     identity: [u8; 32],
+    #[serde(default)]
+    rsa_id: Option<[u8; 20]>,
     chosen: u64,
     confirmed: Option<u64>,
     unlisted: Option<u64>,
@@ -54,6 +58,7 @@ impl From<Guard> for KeptGuard {
         let bias = guard.bias;
         Self {
             identity: guard.identity.0,
+            rsa_id: guard.rsa_id,
             chosen: guard.chosen,
             confirmed: guard.confirmed,
             unlisted: guard.unlisted,
@@ -68,6 +73,7 @@ impl From<&KeptGuard> for Guard {
         let [circuits, built, uses, used] = guard.circuits;
         Self {
             identity: Key(guard.identity),
+            rsa_id: guard.rsa_id,
             chosen: guard.chosen,
             confirmed: guard.confirmed,
             unlisted: guard.unlisted,
@@ -86,6 +92,7 @@ impl From<Vanguard> for KeptVanguard {
     fn from(one: Vanguard) -> Self {
         Self {
             identity: one.identity.0,
+            rsa_id: one.rsa_id,
             is_third: one.layer == Layer::Third,
             until: one.until,
         }
@@ -96,6 +103,7 @@ impl From<&KeptVanguard> for Vanguard {
     fn from(one: &KeptVanguard) -> Self {
         Self {
             identity: Key(one.identity),
+            rsa_id: one.rsa_id,
             layer: if one.is_third {
                 Layer::Third
             } else {
@@ -230,6 +238,7 @@ mod tests {
     fn what_is_kept_is_the_same_in_another_store_whatever_was_seen() {
         let guard = Guard {
             identity: Key([7; 32]),
+            rsa_id: Some([6; 20]),
             chosen: 1,
             confirmed: Some(2),
             unlisted: None,
@@ -243,6 +252,7 @@ mod tests {
         };
         let vanguard = |layer| Vanguard {
             identity: Key([8; 32]),
+            rsa_id: Some([5; 20]),
             layer,
             until: 9,
         };

@@ -278,6 +278,7 @@ async fn without_a_guard_that_goes_with_the_rest_there_is_no_path_by_any_other_e
     // Twenty guards are as many as are ever kept; none of these is on the list now.
     let away = |n: u8| Guard {
         identity: Key([n; 32]),
+        rsa_id: None,
         chosen: now(),
         confirmed: None,
         unlisted: None,
