@@ -5,7 +5,7 @@ use std::{fmt, io, net::UdpSocket, sync::Arc};
 
 use quinn_proto::{
     ConnectionError, EndpointConfig, ServerConfig, TransportConfig, ValidationTokenConfig,
-    crypto::{HandshakeTokenKey, HmacKey, rustls::QuicServerConfig},
+    crypto::{HandshakeTokenKey, rustls::QuicServerConfig},
 };
 use ring::{
     hkdf, hmac,
@@ -146,13 +146,13 @@ pub fn server_config(
 }
 
 fn endpoint_config(place: ShardPlace, secrets: &Secrets) -> EndpointConfig {
-    let mut config = EndpointConfig::new(Arc::clone(&secrets.reset));
+    let mut config = EndpointConfig::new(Arc::new(secrets.reset.clone()));
     let routing = secrets.routing.clone();
     config.cid_generator(move || Box::new(Ids::new(place, routing.clone())));
     config
 }
 
-// The keys that all shards of one process share, so that each may answer for another. RFC 9000 §8.1 (address
+// The keys that all shards of one address share, so that each may answer for another. RFC 9000 §8.1 (address
 // validation) and §10.3 (stateless reset).
 
 /// The key of stateless resets and that of Retry tokens, and in a fleet what makes ids. They live as long as the process and are never written
@@ -161,7 +161,7 @@ fn endpoint_config(place: ShardPlace, secrets: &Secrets) -> EndpointConfig {
 /// A Retry's token comes back to the relay that made it, in a fleet too: its packet goes to an id of that relay.
 #[derive(Clone)]
 pub struct Secrets {
-    reset: Arc<dyn HmacKey>,
+    reset: hmac::Key,
     token: Arc<dyn HandshakeTokenKey>,
     routing: Option<Arc<dyn Routing>>,
 }
@@ -174,7 +174,7 @@ impl Secrets {
     pub fn generate() -> io::Result<Self> {
         let token = hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&random()?);
         Ok(Self {
-            reset: Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &random()?)),
+            reset: hmac::Key::new(hmac::HMAC_SHA256, &random()?),
             token: Arc::new(token),
             routing: None,
         })
@@ -185,9 +185,23 @@ impl Secrets {
     #[must_use]
     pub fn in_fleet(self, routing: Arc<dyn Routing>, reset: &[u8; 32]) -> Self {
         Self {
-            reset: Arc::new(hmac::Key::new(hmac::HMAC_SHA256, reset)),
+            reset: hmac::Key::new(hmac::HMAC_SHA256, reset),
             routing: Some(routing),
             ..self
+        }
+    }
+
+    /// These, for one of the addresses at which a process listens, by its place among them: a key of resets of its own for each. With one for all, whoever
+    /// sees an id of a connection at one address and sends a packet with it to another, where nobody knows it, is given the token that ends the
+    /// connection (RFC 9000 §21.11).
+    #[must_use]
+    pub fn at(&self, place: usize) -> Self {
+        // Ids are no longer than 20 bytes: this is none.
+        let word = format!("the key of resets of address {place}");
+        let key = hmac::sign(&self.reset, word.as_bytes());
+        Self {
+            reset: hmac::Key::new(hmac::HMAC_SHA256, key.as_ref()),
+            ..self.clone()
         }
     }
 }

@@ -23,6 +23,11 @@ pub(super) struct Pieces {
     /// Pieces beyond the first of their stream.
     beyond: usize,
     packets: u64,
+    /// Up to this packet no gap is stale, for all that was seen when they were looked at last.
+    fresh_until: u64,
+    /// How often all were looked at.
+    #[cfg(test)]
+    looked: u64,
 }
 
 #[derive(Debug, Default)]
@@ -40,7 +45,10 @@ impl Pieces {
     pub(super) fn take(&mut self, payload: &[u8]) -> bool {
         self.packets += 1;
         if self.beyond >= MOST {
-            self.forget();
+            // Not for each packet: a peer may keep as many gaps, and as many streams, as are known.
+            if self.packets > self.fresh_until {
+                self.forget();
+            }
             if self.beyond >= MOST && frames(payload).any(|frame| self.begins_one_more(&frame)) {
                 return false;
             }
@@ -97,10 +105,17 @@ impl Pieces {
     }
 
     fn forget(&mut self) {
+        #[cfg(test)]
+        {
+            self.looked += 1;
+        }
         let since = self.packets.saturating_sub(STALE);
         self.streams
             .retain(|_, stream| stream.beyond() == 0 || stream.packet >= since);
         self.beyond = self.streams.values().map(Stream::beyond).sum();
+        let with_gaps = self.streams.values().filter(|stream| stream.beyond() > 0);
+        let oldest = with_gaps.map(|stream| stream.packet).min();
+        self.fresh_until = oldest.unwrap_or(self.packets).saturating_add(STALE);
     }
 }
 
@@ -198,6 +213,29 @@ mod tests {
             pieces.take(&stream(4, n, 1, false));
         }
         assert!(pieces.take(&stream(0, 1 << 30, 1000, false)));
+    }
+
+    #[test]
+    fn a_peer_that_keeps_as_many_gaps_as_may_be_has_them_looked_at_seldom() {
+        let mut pieces = Pieces::default();
+        let streams = MOST as u64;
+        for n in 0..streams {
+            for at in [1000, 3000] {
+                assert!(pieces.take(&stream(4 * n, at, 1000, false)));
+            }
+        }
+        for n in 0..3 * STALE {
+            // Of none is anything older than a few packets.
+            assert!(pieces.take(&stream(4 * (n % streams), 1000, 1000, false)));
+        }
+        assert_eq!(pieces.beyond, MOST);
+        assert!((1..=5).contains(&pieces.looked), "{} times", pieces.looked);
+        // Those of the one of which nothing comes any more are forgotten, and of no other.
+        for n in 0..2 * STALE {
+            assert!(pieces.take(&stream(4 * (1 + n % (streams - 1)), 1000, 1000, false)));
+        }
+        assert_eq!(pieces.beyond, MOST - 1);
+        assert!(!pieces.streams.contains_key(&0));
     }
 
     proptest! {

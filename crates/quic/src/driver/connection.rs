@@ -156,12 +156,37 @@ pub(super) struct Arrival {
     pub(super) event: ConnectionEvent,
 }
 
+/// Frames that have come: of packets that the peer's keys opened, and not twice. Those that it sends wherever it goes are enough.
+fn frames(stats: &ConnectionStats) -> u64 {
+    let come = &stats.frame_rx;
+    [
+        come.acks,
+        come.crypto,
+        come.datagram,
+        come.immediate_ack,
+        come.max_data,
+        come.max_stream_data,
+        come.new_connection_id,
+        come.path_challenge,
+        come.path_response,
+        come.ping,
+        come.retire_connection_id,
+        come.stream,
+    ]
+    .into_iter()
+    .sum()
+}
+
 impl State {
-    /// A packet that is not from where the peer is says nothing about where it reaches us.
+    /// A packet that is not from where the peer is, or that anybody may have sent, says nothing about where the peer reaches us: or whoever has seen an id
+    /// of the connection would have it answer from an address of ours that the peer does not know.
     pub(super) fn take(&mut self, arrival: Arrival) {
+        let other = arrival.to.filter(|to| self.reached != Some(*to));
+        let before = other.map(|_| frames(&self.stack.stats()));
         self.stack.handle_event(arrival.event);
-        if arrival.to.is_some() && arrival.from == self.stack.remote_address() {
-            self.reached = arrival.to;
+        let is_the_peers = || before.is_some_and(|before| frames(&self.stack.stats()) > before);
+        if other.is_some() && arrival.from == self.stack.remote_address() && is_the_peers() {
+            self.reached = other;
         }
     }
 

@@ -109,6 +109,12 @@ impl From<StoppedError> for io::Error {
     }
 }
 
+/// Bytes of one look at most.
+const MOST_READ: usize = 64 << 10;
+/// No packet brings more of a stream on a path of the Internet. What is longer the stack has joined of many that came before they were due: a part of it, kept
+/// for long, would keep all of it.
+const PACKET: usize = 2048;
+
 /// The half that sends. Dropped, it ends the stream; what was written is still sent.
 pub struct SendStream {
     hold: Hold,
@@ -499,7 +505,7 @@ impl RecvStream {
         }
     }
 
-    /// Puts what has arrived into `pieces`, one after the other; how many. `None` at the end.
+    /// Puts what has arrived into `pieces`, one after the other, 64 KiB at most; how many. `None` at the end.
     ///
     /// # Errors
     /// The stream broke.
@@ -508,11 +514,21 @@ impl RecvStream {
         cx: &Context<'_>,
         pieces: &mut [Bytes],
     ) -> Poll<Result<Option<usize>, ReadError>> {
+        let mut left = MOST_READ;
         let take = |chunks: &mut Chunks<'_>, count: &mut usize| {
             for piece in pieces.iter_mut() {
-                match chunks.next(usize::MAX) {
+                if left == 0 {
+                    return Found::Enough;
+                }
+                match chunks.next(left) {
                     Ok(Some(chunk)) => {
-                        *piece = chunk.bytes;
+                        let is_part = chunk.bytes.len() == left || chunk.bytes.len() > PACKET;
+                        left -= chunk.bytes.len();
+                        *piece = if is_part {
+                            Bytes::copy_from_slice(&chunk.bytes)
+                        } else {
+                            chunk.bytes
+                        };
                         *count += 1;
                     }
                     Ok(None) => return Found::End,

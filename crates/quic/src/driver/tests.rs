@@ -3,9 +3,10 @@
 use std::{
     collections::VecDeque,
     fmt,
+    future::poll_fn,
     io::{self, IoSliceMut},
     mem,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::{
         Arc,
@@ -460,6 +461,8 @@ async fn an_endpoint_that_moves_hears_the_old_socket_until_the_new_one_has_heard
 struct Towards {
     socket: UdpSocket,
     far: SocketAddr,
+    /// The packet that it has sent last.
+    last: Mutex<Vec<u8>>,
 }
 
 impl Towards {
@@ -467,13 +470,20 @@ impl Towards {
         let socket = std::net::UdpSocket::bind(near).unwrap();
         socket.set_nonblocking(true).unwrap();
         let socket = UdpSocket::new(socket).unwrap();
-        Arc::new(Self { socket, far })
+        Arc::new(Self {
+            socket,
+            far,
+            last: Mutex::default(),
+        })
     }
 }
 
 impl AsyncUdpSocket for Towards {
     fn poll_send(&self, cx: &mut Context<'_>, transmit: &Transmit<'_>) -> Poll<io::Result<()>> {
         let destination = self.far;
+        let all = transmit.contents.len();
+        let size = transmit.segment_size.map_or(all, |size| size.min(all));
+        *self.last.lock() = transmit.contents[..size].to_vec();
         self.socket.poll_send(
             cx,
             &Transmit {
@@ -511,38 +521,105 @@ impl fmt::Debug for Towards {
     }
 }
 
-/// Its host has several addresses, and listens for both versions of IP by one socket.
+/// A server that has several addresses, and listens for both versions of IP by one socket; and a connection to 127.0.0.2.
+struct Several {
+    port: u16,
+    _server: Endpoint,
+    client: Endpoint,
+    line: Arc<Towards>,
+    near: Connection,
+    far: Connection,
+}
+
+impl Several {
+    async fn new() -> Self {
+        provider();
+        let (client, server) = configs(&Hooks::default(), &Hooks::default(), None);
+        let listener = Towards::new("[::]:0", address(9));
+        let port = listener.local_addr().unwrap().port();
+        let listener = Arc::new(Arc::into_inner(listener).unwrap().socket);
+        let config = EndpointConfig::default();
+        let server = Endpoint::with_socket(config, Some(server), listener, Timers::Exact).unwrap();
+        let line = Towards::new("127.0.0.1:0", SocketAddr::from(([127, 0, 0, 2], port)));
+        let (config, socket) = (EndpointConfig::default(), Arc::clone(&line) as _);
+        let end = Endpoint::with_socket(config, None, socket, Timers::Exact).unwrap();
+        let dialled = end.connect_with(client, address(1), "relay.example");
+        let accepted = async { server.accept().await.unwrap().await.unwrap() };
+        let (near, far) = soon(async { tokio::join!(dialled.unwrap(), accepted) }).await;
+        Self {
+            port,
+            _server: server,
+            client: end,
+            line,
+            near: near.unwrap(),
+            far,
+        }
+    }
+
+    fn answers_from(&self) -> Option<IpAddr> {
+        self.far.local_ip().map(|ip| ip.to_canonical())
+    }
+
+    async fn ask(&self) {
+        self.near
+            .send_datagram(Bytes::from_static(b"asks"))
+            .unwrap();
+        soon(self.far.read_datagram()).await.unwrap();
+    }
+
+    async fn answer(&self) {
+        self.far
+            .send_datagram(Bytes::from_static(b"is answered"))
+            .unwrap();
+        soon(self.near.read_datagram()).await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn a_client_that_moves_from_one_version_of_ip_to_the_other_is_answered_from_where_it_asks() {
-    provider();
-    let (client, server) = configs(&Hooks::default(), &Hooks::default(), None);
-    let listener = Towards::new("[::]:0", address(9));
-    let port = listener.local_addr().unwrap().port();
-    let listener = Arc::new(Arc::into_inner(listener).unwrap().socket);
-    let server = Endpoint::with_socket(
-        EndpointConfig::default(),
-        Some(server),
-        listener,
-        Timers::Exact,
-    );
-    let (server, v4) = (server.unwrap(), SocketAddr::from(([127, 0, 0, 2], port)));
-    let line = Towards::new("127.0.0.1:0", v4) as _;
-    let end = Endpoint::with_socket(EndpointConfig::default(), None, line, Timers::Exact).unwrap();
-    let dialled = end.connect_with(client, address(1), "relay.example");
-    let accepted = async { server.accept().await.unwrap().await.unwrap() };
-    let (near, far) = soon(async { tokio::join!(dialled.unwrap(), accepted) }).await;
-    let near = near.unwrap();
-    let v6 = format!("[::1]:{port}").parse().unwrap();
+    let several = Several::new().await;
+    let v6 = format!("[::1]:{}", several.port).parse().unwrap();
+    let v4 = several.line.far;
     for line in [Towards::new("[::1]:0", v6), Towards::new("127.0.0.1:0", v4)] {
-        end.move_to(Arc::clone(&line) as _).unwrap();
-        near.send_datagram(Bytes::from_static(b"asks")).unwrap();
-        soon(far.read_datagram()).await.unwrap();
-        let here = far.local_ip().map(|ip| ip.to_canonical());
-        assert_eq!(here, Some(line.far.ip()));
-        far.send_datagram(Bytes::from_static(b"is answered"))
-            .unwrap();
-        soon(near.read_datagram()).await.unwrap();
+        several.client.move_to(Arc::clone(&line) as _).unwrap();
+        several.ask().await;
+        assert_eq!(several.answers_from(), Some(line.far.ip()));
+        several.answer().await;
     }
+}
+
+/// Of a stranger who has seen an id of the connection.
+#[tokio::test]
+async fn a_packet_that_is_not_the_clients_does_not_change_where_it_is_answered_from() {
+    let several = Several::new().await;
+    several.ask().await;
+    several.answer().await;
+    let come = || several.far.stats().udp_rx.datagrams;
+    // Nothing else is on its way.
+    let mut before = 0;
+    while before != come() {
+        before = come();
+        sleep(Duration::from_millis(200)).await;
+    }
+    let mut forged = several.line.last.lock().clone();
+    *forged.last_mut().unwrap() ^= 1;
+    let transmit = Transmit {
+        destination: SocketAddr::from(([127, 0, 0, 3], several.port)),
+        ecn: None,
+        contents: &forged,
+        segment_size: None,
+        src_ip: None,
+    };
+    let sent = poll_fn(|cx| several.line.socket.poll_send(cx, &transmit)).await;
+    sent.unwrap();
+    soon(async {
+        while come() == before {
+            sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+    assert_eq!(several.answers_from(), Some(several.line.far.ip()));
+    several.answer().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -656,6 +733,29 @@ async fn a_long_fat_path_is_filled_by_windows_that_grow() {
     let (fixed, grown) = (share_of_path(false).await, share_of_path(true).await);
     assert!(fixed < 0.3, "{fixed}");
     assert!(grown > 0.8, "{grown}");
+}
+
+/// Whatever the stack has made of what came: it may have joined all that its window allows.
+#[tokio::test(start_paused = true)]
+async fn one_look_takes_64_kib_of_a_stream_at_most() {
+    let world = World::new();
+    let (_client, _line, near, far) = world.dial(2).await;
+    let mut send = near.open_uni().await.unwrap();
+    let sending = tokio::spawn(async move {
+        send.write_all(&[7; 200_000]).await.unwrap();
+        send
+    });
+    let mut receive = soon(far.accept_uni()).await.unwrap();
+    sleep(Duration::from_secs(5)).await;
+    let (mut all, mut most) = (0, 0);
+    while all < 200_000 {
+        let mut pieces = vec![Bytes::new(); 512];
+        let count = soon(receive.read_chunks(&mut pieces)).await.unwrap();
+        let bytes = pieces[..count.unwrap()].iter().map(Bytes::len).sum();
+        (all, most) = (all + bytes, most.max(bytes));
+    }
+    assert_eq!(most, 65_536);
+    drop(sending);
 }
 
 #[tokio::test(start_paused = true)]

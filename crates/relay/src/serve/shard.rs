@@ -137,13 +137,14 @@ impl Keys {
         })
     }
 
-    fn activate(&self, shard: BoundShard, hooks: &Hooks) -> io::Result<server::Shard> {
-        shard.activate(
-            self.tls.clone(),
-            self.transport.clone(),
-            &self.secrets,
-            hooks,
-        )
+    /// Serves by a socket of the address at this place of those that are listened at.
+    fn activate(
+        &self,
+        (place, shard): (usize, BoundShard),
+        hooks: &Hooks,
+    ) -> io::Result<server::Shard> {
+        let secrets = self.secrets.at(place);
+        shard.activate(self.tls.clone(), self.transport.clone(), &secrets, hooks)
     }
 }
 
@@ -159,7 +160,7 @@ async fn run(shards: Vec<BoundShard>, keys: Keys, shared: Arc<Shared>, alive: Al
     if shards.iter().any(|shard| shard.index() == 0) {
         drop(tokio::spawn(give_back(shared.clone())));
     }
-    for shard in shards {
+    for shard in shards.into_iter().enumerate() {
         match keys.activate(shard, &shared.hooks) {
             Ok(shard) => {
                 let tcp = keys.tcp.clone();
