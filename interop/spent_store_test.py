@@ -325,8 +325,9 @@ connections = {connections}
 
     def number_of(self, relay, metric):
         with socket.create_connection(("127.0.0.1", relay.metrics), 20) as connection:
-            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: there\r\nConnection: close\r\n\r\n")
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             text = connection.makefile("rb").read().decode()
+        assert " 200 " in text.partition("\r\n")[0], text
         found = re.search(rf"^hoplite_relay_{re.escape(metric)} (\S+)$", text, re.MULTILINE)
         return int(float(found[1])) if found else 0
 

@@ -173,7 +173,8 @@ impl Running {
     /// The values of these metrics, as far as the relay has them.
     fn metrics(&self, names: &[&str]) -> Result<String, Failure> {
         let mut stream = std::net::TcpStream::connect(self.metrics)?;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")?;
+        stream
+            .write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
         let wanted = |line: &&str| names.iter().any(|name| line.contains(name));

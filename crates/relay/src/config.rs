@@ -7,7 +7,7 @@ use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 use hoplite_crypto::{Pin, is_relay_name};
 use hoplite_tokens::SpentOptions;
 use hoplite_wire::{
-    Target,
+    Host, Target,
     special::TRANSLATION_PREFIXES,
     tuning::{AckPolicy, Congestion, TuningGrant},
 };
@@ -385,6 +385,10 @@ impl Tunnel {
 pub struct MetricsConfig {
     /// Where `GET /metrics`, `/ready` and `/live` are answered in plain HTTP; keep it on loopback.
     pub listen: Option<SocketAddr>,
+    /// By which names it is asked for `/metrics`, beside addresses and `localhost`. By others it gives nothing, so that no page can have its own name
+    /// resolve to `listen` and read it in an operator's browser.
+    #[serde(deserialize_with = "hoplite_config::list")]
+    pub hosts: Vec<Host>,
 }
 
 impl Default for Config {

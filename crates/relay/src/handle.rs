@@ -29,7 +29,7 @@ use crate::{
     host_addresses::HostAddresses,
     ip::Ip,
     limits::{INITIAL_WINDOWS, Quotas},
-    metrics::{Metrics, exporter},
+    metrics::{Metrics, exporter::Exporter},
     onion::{self, Circuits, DirectoryCache, HsDir, Listed, Onion},
     pulse::Pulse,
     serve::{Alive, Phase, Shared, handler::Templates, shard},
@@ -245,7 +245,9 @@ impl Relay {
             beside("kernel", alive.clone(), kernel.tend())?;
         }
         if let Some(listener) = listener {
-            export(listener, shared.metrics.clone(), alive)?;
+            let metrics = shared.metrics.clone();
+            let exporter = Exporter::new(metrics, alive.watching(), config.metrics.hosts.clone());
+            export(listener, exporter, alive)?;
         }
         Ok(handle)
     }
@@ -507,11 +509,10 @@ fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
 }
 
 /// The exporter has a thread of its own: a scrape delays no packet.
-fn export(listener: TcpListener, metrics: Arc<Metrics>, alive: Alive) -> Result<(), StartError> {
-    let watching = alive.watching();
+fn export(listener: TcpListener, exporter: Exporter, alive: Alive) -> Result<(), StartError> {
     beside("metrics", alive, async move {
         if let Ok(listener) = tokio::net::TcpListener::from_std(listener) {
-            exporter::serve(listener, metrics, watching).await;
+            exporter.serve(listener).await;
         }
     })
 }

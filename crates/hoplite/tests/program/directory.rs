@@ -229,7 +229,7 @@ fn exchange(port: u16, request: &str) -> String {
 pub(crate) fn get(port: u16, path: &str) -> String {
     exchange(
         port,
-        &format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"),
+        &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"),
     )
 }
 

@@ -67,7 +67,7 @@ impl Exporter {
     pub(super) async fn read(&self) -> Result<Reading, Failure> {
         let failed = |why: String| {
             let doing = format!("reading the relay's metrics at {}", self.at);
-            let remedy = "set `[metrics] listen` in the relay's file, and give --metrics what is reached from here (by an SSH tunnel, if it is elsewhere)";
+            let remedy = "set `[metrics] listen` in the relay's file, and give --metrics what is reached from here (by an SSH tunnel, if it is elsewhere); what it is asked by is an address, `localhost`, or in its `[metrics] hosts`";
             Failure::new(doing, why, remedy)
         };
         let asked = timeout(PATIENCE, self.ask()).await;

@@ -71,6 +71,7 @@ echoes_per_client = 5
 echoes = 6
 [metrics]
 listen = "127.0.0.1:9100"
+hosts = ["relay.internal"]
 "#;
 
 #[test]
@@ -100,6 +101,7 @@ fn every_key_is_understood() {
         ResolverChoice::Servers(servers.to_vec())
     );
     assert_eq!(config.ingress.relays.len(), 2);
+    assert_eq!(config.metrics.hosts.len(), 1);
     assert_eq!(config.limits.idle_stream, Duration::from_millis(500));
     assert_eq!(config.limits.threads(), 3);
 }

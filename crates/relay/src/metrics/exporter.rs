@@ -1,20 +1,24 @@
 //! Answers `GET /metrics`, `/ready` and `/live` in plain HTTP/1.1, one request after the other on each connection; and what others count for themselves (HTTP/3
 //! sessions, circuits, the system), read when somebody asks.
-//! The relay starts it when `[metrics] listen` is set; keep that on loopback or a management network.
+//! The relay starts it when `[metrics] listen` is set; keep that on loopback or a management network. Who can connect there may be a stranger all the
+//! same: a local program that keeps others out, or a page in the browser of an operator, whose own name it has resolve to the address (DNS rebinding).
 
 use std::{
+    collections::VecDeque,
     convert::Infallible,
     fmt,
+    net::IpAddr,
     sync::{
-        Arc, OnceLock, Weak,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        Arc, Once, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use bytes::Bytes;
 use hoplite_http::h3::Counters;
-use http::{Method, Request, Response, StatusCode, header};
+use hoplite_wire::Host;
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, uri::Authority};
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -23,12 +27,13 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeMetric},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
 };
-use tokio::{net::TcpListener, sync::Semaphore};
+use tokio::{net::TcpListener, task::AbortHandle};
+use tracing::warn;
 
 use super::Metrics;
 use crate::{onion::Onion, serve::Alive};
 
-/// Scrapers served at the same time; the next waits.
+/// Connections that are open at the same time; the next takes the place of another.
 const MAX_SCRAPERS: usize = 16;
 /// How long a scraper may keep a connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
@@ -37,55 +42,153 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
 const TICKS: f64 = 100.0;
 const PAGE: i64 = 4096;
 
-/// Serves until dropped.
-pub(crate) async fn serve(listener: TcpListener, metrics: Arc<Metrics>, alive: Alive) {
-    let places = Arc::new(Semaphore::new(MAX_SCRAPERS));
-    loop {
-        let Ok(place) = places.clone().acquire_owned().await else {
-            return;
+/// What is answered with.
+pub(crate) struct Exporter {
+    metrics: Arc<Metrics>,
+    alive: Alive,
+    /// By which names it may be asked for metrics.
+    hosts: Vec<Host>,
+    /// Somebody has asked by another.
+    misdirected: Once,
+}
+
+/// The connections that are open, by age.
+#[derive(Default)]
+struct Scrapers(VecDeque<Scraper>);
+
+/// One of them.
+struct Scraper {
+    /// From where, IPv6: /64.
+    from: IpAddr,
+    /// A request has come.
+    has_asked: Arc<AtomicBool>,
+    serving: AbortHandle,
+}
+
+impl Exporter {
+    pub(crate) fn new(metrics: Arc<Metrics>, alive: Alive, hosts: Vec<Host>) -> Self {
+        Self {
+            metrics,
+            alive,
+            hosts,
+            misdirected: Once::new(),
+        }
+    }
+
+    /// Serves until dropped.
+    pub(crate) async fn serve(self, listener: TcpListener) {
+        let this = Arc::new(self);
+        let mut scrapers = Scrapers::default();
+        loop {
+            let Ok((stream, from)) = listener.accept().await else {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            };
+            let (this, has_asked) = (Arc::clone(&this), Arc::new(AtomicBool::new(false)));
+            let asks = Arc::clone(&has_asked);
+            let connection = tokio::spawn(async move {
+                let service = service_fn(move |request| {
+                    asks.store(true, Relaxed);
+                    std::future::ready(Ok::<_, Infallible>(this.answer(&request)))
+                });
+                let connection = http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(Duration::from_secs(5))
+                    .serve_connection(TokioIo::new(stream), service);
+                drop(tokio::time::timeout(CONNECTION_TIMEOUT, connection).await);
+            });
+            scrapers.enter(Scraper {
+                from: network(from.ip()),
+                has_asked,
+                serving: connection.abort_handle(),
+            });
+            // However many come at once, each that has asked is answered before its place is taken.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+        let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+        let (status, body) = match request.uri().path() {
+            "/metrics" | "/ready" | "/live" if !reads => {
+                (StatusCode::METHOD_NOT_ALLOWED, String::new())
+            }
+            "/metrics" if !self.is_meant(request) => {
+                self.misdirected.call_once(|| {
+                    warn!(
+                        "metrics were asked for by a name that is not in `metrics.hosts`, and not given: add it there if it is the relay's"
+                    );
+                });
+                let why = "Ask by an address, or by a name that is in metrics.hosts.\n";
+                (StatusCode::MISDIRECTED_REQUEST, why.to_owned())
+            }
+            "/metrics" => (StatusCode::OK, self.metrics.text()),
+            // Whoever balances gives nothing new to a relay that drains; what it has goes on.
+            "/ready" if self.alive.is_draining() => {
+                (StatusCode::SERVICE_UNAVAILABLE, String::new())
+            }
+            "/ready" | "/live" => (StatusCode::OK, String::new()),
+            _ => (StatusCode::NOT_FOUND, String::new()),
         };
-        let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            continue;
+        let kind = match status {
+            StatusCode::OK => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            _ => "text/plain; charset=utf-8",
         };
-        let (metrics, alive) = (metrics.clone(), alive.clone());
-        tokio::spawn(async move {
-            let service =
-                service_fn(move |request| answer(request, metrics.clone(), alive.is_draining()));
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(Duration::from_secs(5))
-                .serve_connection(TokioIo::new(stream), service);
-            drop(tokio::time::timeout(CONNECTION_TIMEOUT, connection).await);
-            drop(place);
-        });
+        let mut response = Response::new(Full::new(Bytes::from(body)));
+        *response.status_mut() = status;
+        let fields = response.headers_mut();
+        fields.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+        response
+    }
+
+    /// Whether it is this server that is asked: by an address, or a name of its own. A page that has its own name resolve to this address is told
+    /// nothing: its browser says that name.
+    fn is_meant(&self, request: &Request<Incoming>) -> bool {
+        let mut said = request.headers().get_all(header::HOST).iter();
+        let is_old = request.version() == Version::HTTP_10;
+        let is_said = is_old || request.headers().contains_key(header::HOST);
+        is_said
+            && said.all(|host| {
+                let authority = Authority::try_from(host.as_bytes()).ok();
+                let host = authority.and_then(|authority| authority.host().parse().ok());
+                match host {
+                    Some(Host::Ip(_)) => true,
+                    Some(Host::Name(name)) if name.as_str() == "localhost" => true,
+                    Some(name) => self.hosts.contains(&name),
+                    None => false,
+                }
+            })
     }
 }
 
-#[expect(clippy::unused_async, reason = "hyper's service is asynchronous")]
-async fn answer(
-    request: Request<Incoming>,
-    metrics: Arc<Metrics>,
-    draining: bool,
-) -> Result<Response<Full<Bytes>>, Infallible> {
-    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-    let (status, body) = match request.uri().path() {
-        "/metrics" | "/ready" | "/live" if !reads => {
-            (StatusCode::METHOD_NOT_ALLOWED, String::new())
+impl Scrapers {
+    /// One more: beyond [`MAX_SCRAPERS`] one goes of those whose network has the most; one over which nothing was asked before others, and the oldest of
+    /// these.
+    fn enter(&mut self, newcomer: Scraper) {
+        self.0.retain(|one| !one.serving.is_finished());
+        self.0.push_back(newcomer);
+        if self.0.len() <= MAX_SCRAPERS {
+            return;
         }
-        "/metrics" => (StatusCode::OK, metrics.text()),
-        // Whoever balances gives nothing new to a relay that drains; what it has goes on.
-        "/ready" if draining => (StatusCode::SERVICE_UNAVAILABLE, String::new()),
-        "/ready" | "/live" => (StatusCode::OK, String::new()),
-        _ => (StatusCode::NOT_FOUND, String::new()),
-    };
-    let mut response = Response::new(Full::new(Bytes::from(body)));
-    *response.status_mut() = status;
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
-    Ok(response)
+        let of = |from: IpAddr| self.0.iter().filter(|one| one.from == from).count();
+        let most = self.0.iter().map(|one| of(one.from)).max();
+        // The newcomer has had no time yet.
+        let before = self.0.iter().take(MAX_SCRAPERS).enumerate();
+        let those = before.filter(|(_, one)| Some(of(one.from)) == most);
+        let first = those.min_by_key(|(_, one)| one.has_asked.load(Relaxed));
+        let first = first.map(|(place, _)| place);
+        if let Some(displaced) = first.and_then(|place| self.0.remove(place)) {
+            displaced.serving.abort();
+        }
+    }
+}
+
+/// The network of an address.
+fn network(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(ip) => IpAddr::V6((ip.to_bits() & u128::MAX << 64).into()),
+        v4 @ IpAddr::V4(_) => v4,
+    }
 }
 
 /// What the HTTP/3 sessions of all clients dropped.
@@ -293,4 +396,37 @@ fn resident() -> Option<i64> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: i64 = statm.split(' ').nth(1)?.parse().ok()?;
     Some(pages * PAGE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_oldest_silent_connection_goes_of_the_network_with_the_most() {
+        let mut scrapers = Scrapers::default();
+        let mut enter = |from: &str, asks| {
+            let connection = tokio::spawn(std::future::pending::<()>());
+            scrapers.enter(Scraper {
+                from: network(from.parse().expect("an address")),
+                has_asked: Arc::new(AtomicBool::new(asks)),
+                serving: connection.abort_handle(),
+            });
+            connection
+        };
+        let quiet = enter("192.0.2.1", false);
+        let asked = enter("2001:db8::1", true);
+        let many: Vec<_> = (0..MAX_SCRAPERS + 2)
+            .map(|n| enter(&format!("2001:db8::{n:x}"), false))
+            .collect();
+        let other = enter("192.0.2.3", false);
+        let (gone, held) = many.split_at(5);
+        for connection in gone {
+            while !connection.is_finished() {
+                tokio::task::yield_now().await;
+            }
+        }
+        let held = held.iter().chain([&quiet, &asked, &other]);
+        assert!(held.into_iter().all(|held| !held.is_finished()));
+    }
 }

@@ -61,14 +61,19 @@ async fn a_reload_shows_a_new_certificate_from_the_next_handshake_on() {
     clippy::disallowed_methods,
     reason = "the operator's prober is no flow"
 )]
-async fn probe(address: SocketAddr, what: &str) -> String {
+async fn ask(address: SocketAddr, what: &str, host: &str) -> String {
     let stream = tokio::net::TcpStream::connect(address).await;
     let mut stream = stream.expect("connected");
-    let request = format!("{what} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    let request = format!("{what} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
     let sent = stream.write_all(request.as_bytes()).await;
     sent.expect("sent");
     let mut text = String::new();
     stream.read_to_string(&mut text).await.expect("answered");
+    text
+}
+
+async fn probe(address: SocketAddr, what: &str) -> String {
+    let text = ask(address, what, "x").await;
     text.lines().next().unwrap_or_default().to_owned()
 }
 
@@ -96,6 +101,95 @@ async fn a_relay_that_drains_lives_and_is_not_ready() {
 #[tokio::test]
 #[expect(
     clippy::disallowed_methods,
+    reason = "the operator's prober is no flow"
+)]
+async fn who_connects_to_the_metrics_and_says_nothing_keeps_nobody_out() {
+    let mut config = config();
+    config.metrics.listen = Some("127.0.0.1:0".parse().expect("address"));
+    let relay = start(&config);
+    let address = relay.metrics_address().expect("served");
+    let mut idle = Vec::new();
+    for _ in 0..100 {
+        let stream = tokio::net::TcpStream::connect(address).await;
+        idle.push(stream.expect("connected"));
+    }
+    assert_eq!(soon(probe(address, "GET /live")).await, "HTTP/1.1 200 OK");
+}
+
+#[tokio::test]
+async fn an_address_of_a_relay_does_not_tell_what_ends_connections_at_another() {
+    let mut config = config();
+    config.listen = vec!["127.0.0.1:0".parse().expect("address"); 2];
+    config.limits.shards = 1;
+    let relay = start(&config);
+    let [first, second] = relay.addresses() else {
+        unreachable!("two addresses");
+    };
+    let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await;
+    let socket = socket.expect("bound");
+    // Of a connection that this address does not know.
+    let mut packet = [0x5a; 100];
+    packet[0] = 0x40;
+    let mut tokens = Vec::new();
+    for address in [first, second, first] {
+        let mut answer = [0; 1500];
+        let told = async {
+            loop {
+                socket.send_to(&packet, address).await.expect("sent");
+                let pause = Duration::from_millis(200);
+                let told = tokio::time::timeout(pause, socket.recv_from(&mut answer)).await;
+                if let Ok(Ok((length, from))) = told
+                    && from == *address
+                {
+                    return length;
+                }
+            }
+        };
+        let length = soon(told).await;
+        // RFC 9000 §10.3: the last 16 bytes.
+        tokens.push(answer[..length][length - 16..].to_vec());
+    }
+    assert_eq!(tokens[0], tokens[2]);
+    assert_ne!(tokens[0], tokens[1]);
+}
+
+#[tokio::test]
+async fn a_page_whose_name_resolves_to_the_relay_reads_no_metrics() {
+    let mut config = config();
+    config.metrics.listen = Some("127.0.0.1:0".parse().expect("address"));
+    config.metrics.hosts = vec!["relay.internal".parse().expect("a name")];
+    let relay = start(&config);
+    let address = relay.metrics_address().expect("served");
+    let port = address.port();
+    for own in [
+        "localhost",
+        "127.0.0.1",
+        "[::1]",
+        "192.0.2.1",
+        "Relay.Internal",
+    ] {
+        let text = ask(address, "GET /metrics", &format!("{own}:{port}")).await;
+        assert!(text.starts_with("HTTP/1.1 200"), "{own}: {text}");
+        assert!(text.contains("# EOF"), "{own}: {text}");
+    }
+    for other in [
+        "page.example",
+        "localhost.page.example",
+        "127.0.0.1.page.example",
+        "page.example\r\nhost: localhost",
+        "",
+    ] {
+        let text = ask(address, "GET /metrics", other).await;
+        assert!(text.starts_with("HTTP/1.1 4"), "{other}: {text}");
+        assert!(!text.contains("hoplite_relay"), "{other}: {text}");
+    }
+    // Whoever balances asks by whatever name, and learns nothing else.
+    assert_eq!(probe(address, "GET /ready").await, "HTTP/1.1 200 OK");
+}
+
+#[tokio::test]
+#[expect(
+    clippy::disallowed_methods,
     reason = "the operator's scraper is no flow"
 )]
 async fn the_metrics_name_nobody() {
@@ -110,7 +204,7 @@ async fn the_metrics_name_nobody() {
     let mut stream = tokio::net::TcpStream::connect(address)
         .await
         .expect("connected");
-    let request = b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    let request = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
     stream.write_all(request).await.expect("sent");
     let mut text = String::new();
     stream.read_to_string(&mut text).await.expect("answered");
