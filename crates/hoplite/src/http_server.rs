@@ -32,14 +32,15 @@ use tokio::{
 pub(crate) struct Client {
     /// Its address, IPv6: /64.
     pub(crate) address: IpAddr,
-    /// Another authority: its places are beside those of all.
-    pub(crate) is_authority: bool,
+    /// One whom the server knows: another authority, or the holder of an account. Their places are beside those of strangers.
+    pub(crate) is_known: bool,
 }
 
-/// Who has a place for a connection at an authority. There is always one for a newcomer: when all are taken, the address with the most connections,
+/// Who has a place for a connection at a server. There is always one for a newcomer: when all are taken, the address with the most connections,
 /// the newcomer's counted, gives way by the one over which nothing has come or gone for longest; between equals the stillest of all does. So who
 /// holds many idle connections from a few addresses displaces his own, and who takes one from each of many keeps a place only as long as something
-/// moves on it. What it costs to be displaced is to ask again.
+/// moves on it. What it costs to be displaced is to ask again. Those who are known, from the beginning or by what they have shown, have as many places as
+/// all strangers, and give way to one another alone.
 #[derive(Debug)]
 pub(crate) struct Places {
     all: usize,
@@ -53,7 +54,7 @@ struct State {
     next: u64,
     held: HashMap<u64, OpenConnection>,
     clients: HashMap<Client, usize>,
-    /// Those of no authority.
+    /// Those of nobody who is known.
     strangers: usize,
 }
 
@@ -69,12 +70,13 @@ struct OpenConnection {
 #[derive(Debug)]
 pub(crate) struct Place {
     places: Arc<Places>,
+    client: Client,
     id: u64,
     told: Arc<Notify>,
 }
 
 impl Places {
-    /// This many in all, and of one client; both at least one.
+    /// This many of strangers, as many of those who are known, and of one client; both at least one.
     pub(crate) fn new(all: usize, per_client: usize) -> Arc<Self> {
         Arc::new(Self {
             all,
@@ -90,23 +92,19 @@ impl Places {
     /// Gives a newcomer a place; another connection may lose its.
     pub(crate) fn enter(self: &Arc<Self>, client: Client) -> Place {
         let mut state = self.state();
-        let own = state.of(client).saturating_add(1);
-        let displaced = if own > self.per_client {
-            state.stillest(|held| held == client)
-        } else if !client.is_authority && state.strangers >= self.all {
-            let count = |one: Client| state.of(one).saturating_add((one == client).into());
-            let strangers = state.clients.keys().filter(|one| !one.is_authority);
-            let most = strangers.map(|one| count(*one)).max();
-            state.stillest(|held| !held.is_authority && Some(count(held)) == most)
-        } else {
-            None
-        };
-        if let Some(displaced) = displaced.and_then(|id| state.leave(id)) {
-            displaced.told.notify_one();
-        }
-        let (id, told) = state.enter(client);
+        state.make_room(client, self.all, self.per_client);
+        let (id, told) = (state.tick(), Arc::new(Notify::new()));
+        state.put(
+            id,
+            OpenConnection {
+                client,
+                moved: id,
+                told: Arc::clone(&told),
+            },
+        );
         Place {
             places: Arc::clone(self),
+            client,
             id,
             told,
         }
@@ -116,6 +114,31 @@ impl Places {
 impl State {
     fn of(&self, client: Client) -> usize {
         self.clients.get(&client).copied().unwrap_or(0)
+    }
+
+    /// For one more of this client, who has to go goes.
+    fn make_room(&mut self, client: Client, all: usize, per_client: usize) {
+        let own = self.of(client).saturating_add(1);
+        let known = self.held.len().saturating_sub(self.strangers);
+        let taken = if client.is_known {
+            known
+        } else {
+            self.strangers
+        };
+        let displaced = if own > per_client {
+            self.stillest(|held| held == client)
+        } else if taken >= all {
+            let count = |one: Client| self.of(one).saturating_add((one == client).into());
+            let are_alike = |one: Client| one.is_known == client.is_known;
+            let alike = self.clients.keys().filter(|one| are_alike(**one));
+            let most = alike.map(|one| count(*one)).max();
+            self.stillest(|held| are_alike(held) && Some(count(held)) == most)
+        } else {
+            None
+        };
+        if let Some(displaced) = displaced.and_then(|id| self.leave(id)) {
+            displaced.told.notify_one();
+        }
     }
 
     /// The connection over which nothing has moved for longest, of these clients.
@@ -130,17 +153,11 @@ impl State {
         self.next
     }
 
-    fn enter(&mut self, client: Client) -> (u64, Arc<Notify>) {
-        let (id, told) = (self.tick(), Arc::new(Notify::new()));
-        let held = OpenConnection {
-            client,
-            moved: id,
-            told: Arc::clone(&told),
-        };
-        self.held.insert(id, held);
+    fn put(&mut self, id: u64, connection: OpenConnection) {
+        let client = connection.client;
+        self.held.insert(id, connection);
         *self.clients.entry(client).or_default() += 1;
-        self.strangers += usize::from(!client.is_authority);
-        (id, told)
+        self.strangers += usize::from(!client.is_known);
     }
 
     fn leave(&mut self, id: u64) -> Option<OpenConnection> {
@@ -149,15 +166,34 @@ impl State {
             0 => self.clients.remove(&held.client),
             left => self.clients.insert(held.client, left),
         };
-        self.strangers -= usize::from(!held.client.is_authority);
+        self.strangers -= usize::from(!held.client.is_known);
         Some(held)
     }
 }
 
 impl Place {
+    /// Who came for it.
+    pub(crate) fn client(&self) -> Client {
+        self.client
+    }
+
     /// Resolves when somebody else has been given the place.
     pub(crate) async fn lost(&self) {
         self.told.notified().await;
+    }
+
+    /// Who has it has shown who he is: no stranger is given it any more.
+    pub(crate) fn make_known(&self) {
+        let mut state = self.places.state();
+        let Some(held) = state.leave(self.id) else {
+            return;
+        };
+        let client = Client {
+            is_known: true,
+            ..held.client
+        };
+        state.make_room(client, self.places.all, self.places.per_client);
+        state.put(self.id, OpenConnection { client, ..held });
     }
 
     /// Nobody else is given it from now on, as it is needed no more.
@@ -291,14 +327,14 @@ pub(crate) async fn converse<F: Future<Output = Response<Full<Bytes>>>>(
         whole,
     };
     let in_the_clear = |watched| ready(Some(watched));
-    converse_over(stream, place, bounds, in_the_clear, answer).await;
+    converse_over(stream, Arc::new(place), bounds, in_the_clear, answer).await;
 }
 
 /// Answers the requests of one connection, until it ends, its time is over or its place is lost, over what `open` makes of its bytes: TLS, within the time
 /// of a head; nothing where that fails.
 pub(crate) async fn converse_over<S, O, F>(
     stream: TcpStream,
-    place: Place,
+    place: Arc<Place>,
     bounds: Bounds,
     open: impl FnOnce(Watched) -> O,
     answer: impl Fn(Request<Incoming>) -> F,
@@ -307,7 +343,6 @@ pub(crate) async fn converse_over<S, O, F>(
     O: Future<Output = Option<S>>,
     F: Future<Output = Response<Full<Bytes>>>,
 {
-    let place = Arc::new(place);
     let watched = Watched::new(stream, Arc::clone(&place));
     let talk = async {
         let Ok(Some(stream)) = timeout(bounds.head, open(watched)).await else {
@@ -453,7 +488,7 @@ mod places_tests {
     fn stranger(n: u8) -> Client {
         Client {
             address: IpAddr::from([10, 0, 0, n]),
-            is_authority: false,
+            is_known: false,
         }
     }
 
@@ -501,13 +536,46 @@ mod places_tests {
     }
 
     #[test]
+    fn who_shows_who_he_is_loses_his_place_to_no_stranger() {
+        let places = Places::new(2, 2);
+        let held = [1, 1, 2].map(|n| places.enter(stranger(n)));
+        assert_eq!(held.each_ref().map(has_lost), [true, false, false]);
+        held[2].make_known();
+        held[2].make_known();
+        // Too late.
+        held[0].make_known();
+        let others = [3, 4, 5].map(|n| places.enter(stranger(n)));
+        assert_eq!(held.each_ref().map(has_lost), [true, true, false]);
+        assert_eq!(others.each_ref().map(has_lost), [true, false, false]);
+        drop((held, others));
+        // Of one address they do not add up.
+        let own = [1; 3].map(|n| {
+            let place = places.enter(stranger(n));
+            place.make_known();
+            place
+        });
+        assert_eq!(own.each_ref().map(has_lost), [true, false, false]);
+        // Nor of many, without end.
+        let many = [2, 3].map(|n| {
+            let place = places.enter(stranger(n));
+            place.make_known();
+            place
+        });
+        assert!(has_lost(&own[1]) && !has_lost(&many[1]));
+        drop((own, many));
+        let state = places.state();
+        assert!(state.held.is_empty() && state.clients.is_empty() && state.strangers == 0);
+    }
+
+    #[test]
     fn authorities_have_places_that_no_stranger_takes_and_take_none_of_theirs() {
-        let places = Places::new(1, 2);
+        let places = Places::new(2, 2);
         let authority = Client {
-            is_authority: true,
+            is_known: true,
             ..stranger(1)
         };
         let stranger_at_it = places.enter(stranger(1));
+        let _another = places.enter(stranger(3));
         let own = [authority; 3].map(|client| places.enter(client));
         assert_eq!(own.each_ref().map(has_lost), [true, false, false]);
         assert!(!has_lost(&stranger_at_it));

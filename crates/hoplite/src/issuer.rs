@@ -193,9 +193,9 @@ async fn serve(listener: &TcpListener, server: &Arc<Server>) {
         }
         let place = places.enter(Client {
             address: from,
-            is_authority: false,
+            is_known: false,
         });
-        tokio::spawn(converse(stream, Arc::clone(server), from, place));
+        tokio::spawn(converse(stream, Arc::clone(server), Arc::new(place)));
     }
 }
 
@@ -207,7 +207,7 @@ fn site(address: IpAddr) -> IpAddr {
     }
 }
 
-async fn converse(stream: TcpStream, server: Arc<Server>, from: IpAddr, place: Place) {
+async fn converse(stream: TcpStream, server: Arc<Server>, place: Arc<Place>) {
     let bounds = Bounds {
         head: server.limits.request,
         head_size: HEAD_SIZE,
@@ -215,7 +215,8 @@ async fn converse(stream: TcpStream, server: Arc<Server>, from: IpAddr, place: P
     };
     let tls = server.tls.clone();
     let greeted = async move |watched| tls.accept(watched).await.ok();
-    let answer = move |request| answer(request, Arc::clone(&server), from);
+    let of = Arc::clone(&place);
+    let answer = move |request| answer(request, Arc::clone(&server), Arc::clone(&of));
     converse_over(stream, place, bounds, greeted, answer).await;
 }
 
@@ -265,15 +266,16 @@ type Answered = (&'static str, Bytes);
 async fn answer(
     request: Request<Incoming>,
     server: Arc<Server>,
-    from: IpAddr,
+    place: Arc<Place>,
 ) -> Response<Full<Bytes>> {
+    let from = place.client().address;
     let answered = match (request.method(), request.uri().path()) {
         _ if !server.requests.lock().take(from, 1, false) => Err(refusal(
             StatusCode::TOO_MANY_REQUESTS,
             "too much is asked for: ask again in a minute",
         )),
         (&Method::GET | &Method::HEAD, DIRECTORY) => Ok(server.directory()),
-        (&Method::POST, TOKEN_REQUEST) => server.issue(request, from).await,
+        (&Method::POST, TOKEN_REQUEST) => server.issue(request, &place).await,
         (_, DIRECTORY | TOKEN_REQUEST) => Err(refusal(
             StatusCode::METHOD_NOT_ALLOWED,
             "the directory is for GET, /token-request for POST",
@@ -412,10 +414,10 @@ impl Server {
     }
 
     /// Tokens for the account that is shown, as many as it may still have today.
-    async fn issue(&self, request: Request<Incoming>, from: IpAddr) -> Result<Answered, Refusal> {
+    async fn issue(&self, request: Request<Incoming>, place: &Place) -> Result<Answered, Refusal> {
         let (head, body) = request.into_parts();
         let (name, per_day) = self.account(&head.headers).map_err(|why| {
-            if self.failures.lock().take(from, 1, false) {
+            if self.failures.lock().take(place.client().address, 1, false) {
                 return why;
             }
             refusal(
@@ -423,6 +425,8 @@ impl Server {
                 "too many tokens of no account: try in a minute",
             )
         })?;
+        // Strangers who open connections without end make no account wait anew for its turn to have tokens signed.
+        place.make_known();
         let most = self.limits.batch.saturating_mul(LONGEST_REQUEST) + BATCH_HEAD;
         let body = Limited::new(body, most).collect();
         let body = timeout(self.limits.request, body).await.map_err(|_| {

@@ -163,7 +163,7 @@ impl ListServer {
             };
             let client = Client {
                 address: client(address.ip()),
-                is_authority: false,
+                is_known: false,
             };
             let place = places.enter(client);
             let (server, limits) = (Arc::clone(&self.server), &self.server.limits);

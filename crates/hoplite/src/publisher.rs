@@ -1,10 +1,12 @@
 //! Tells directories of a relay: the authorities of ours (`[directory] publish`) by a descriptor of ours, and those of a network of Tor's (`[onion.tor]`)
 //! by a server descriptor; at its start, when something of it has changed, and after 18 hours. dir-spec "Uploading server descriptors". Ours is handed in
-//! each hour, in the same words as long as these hold: who has it leaves it as it is, and who has lost it has it again.
+//! each hour, in the same words as long as these hold: who has it leaves it as it is, and who has lost it has it again. All authorities are told side by
+//! side, and who does not take it is asked again, ever more seldom until the next hour, without the others.
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use hoplite_crypto::{Certificates, onion::family::FamilyKey};
+use futures_util::future::join_all;
+use hoplite_crypto::{Certificates, Proof, onion::family::FamilyKey};
 use hoplite_directory::{
     FetchError, Refused, RelayKey, said_by_holder,
     statistics::sign_statistics,
@@ -42,8 +44,12 @@ use crate::{
 
 /// How long an authority may take to answer.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(20);
-/// When authorities of ours are asked again that did not take it.
-const UPLOAD_RETRY_PAUSE: Duration = Duration::from_secs(60);
+/// When authorities are asked again that did not take it: after this, then twice as long each time.
+const RETRY_PAUSE: Duration = Duration::from_secs(15);
+/// The longest of these pauses.
+const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
+/// When it is tried again to sign what keys on disk, or in TLS, did not sign.
+const UNSIGNED_PAUSE: Duration = Duration::from_secs(60);
 
 /// After so many seconds what is told to authorities of ours is told as of now, though nothing has changed.
 const SAY_ANEW: u64 = 18 * 3600;
@@ -53,10 +59,6 @@ const OTHER_BANDWIDTH: u64 = 2;
 /// For so long Tor's authorities keep what a relay has told them at most, and so that not all relays tell at once, up to `TOR_JITTER` earlier.
 const TOR_EVERY: Duration = Duration::from_secs(18 * 3600);
 const TOR_JITTER: Duration = Duration::from_secs(3600);
-/// When those of Tor's authorities are asked again that did not take it: after this, then twice as long each time.
-const TOR_RETRY_PAUSE: Duration = Duration::from_secs(15);
-/// The longest of these pauses.
-const TOR_LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
 /// What hears of a relay's changes, and tells its directories.
 pub(crate) struct Publisher {
@@ -128,7 +130,7 @@ impl Publisher {
                 () = edited(&mut self.said) => self.says_all_again(),
                 Ok(()) = self.tokens.changed() => {
                     if let Some(ours) = &mut self.ours {
-                        ours.due = Instant::now();
+                        ours.says_all_again();
                     }
                 }
             }
@@ -144,7 +146,7 @@ impl Publisher {
 
     fn says_all_again(&mut self) {
         if let Some(ours) = &mut self.ours {
-            ours.due = Instant::now();
+            ours.says_all_again();
         }
         if let Some(tor) = &mut self.tor {
             tor.handed_in = None;
@@ -165,6 +167,65 @@ async fn publish_to_tor(tor: &mut Option<TorDirectory>, said: &Said) {
     }
 }
 
+/// Which authorities have yet to take what they are told, until all are told anew.
+struct Round {
+    /// Their places among all.
+    missing: Vec<usize>,
+    /// How often it was tried.
+    tries: u32,
+    /// When all are told anew.
+    until: Instant,
+}
+
+impl Round {
+    /// None has taken it yet, and all are told anew after so long.
+    fn of(authorities: &[Target], lasts: Duration) -> Self {
+        Self {
+            missing: (0..authorities.len()).collect(),
+            tries: 0,
+            until: Instant::now() + lasts,
+        }
+    }
+
+    /// Tells those that are missing, each by its number and address, side by side: one that hangs delays none. What each of them says, by its number.
+    async fn tell<'a, F>(
+        &mut self,
+        authorities: &'a [Target],
+        tell: impl Fn(usize, &'a Target) -> F,
+    ) -> Vec<(usize, Result<(), FetchError>)>
+    where
+        F: Future<Output = Result<(), FetchError>>,
+    {
+        let missing = std::mem::take(&mut self.missing);
+        let asked = missing.into_iter().filter_map(|place| {
+            let number = place.saturating_add(1);
+            let answer = tell(number, authorities.get(place)?);
+            Some(async move { (place, (number, answer.await)) })
+        });
+        let answers = join_all(asked).await;
+        let refused = answers.iter().filter(|(_, (_, answer))| answer.is_err());
+        self.missing = refused.map(|(place, _)| *place).collect();
+        self.tries = self.tries.saturating_add(1);
+        answers.into_iter().map(|(_, answer)| answer).collect()
+    }
+
+    /// When somebody is to be told again.
+    fn due(&self) -> Instant {
+        if self.missing.is_empty() {
+            self.until
+        } else {
+            let tries = self.tries.saturating_sub(1);
+            self.until.min(Instant::now() + pause(tries))
+        }
+    }
+}
+
+/// Before the next try, after one and `tries` others.
+fn pause(tries: u32) -> Duration {
+    let factor = 2_u32.saturating_pow(tries);
+    RETRY_PAUSE.saturating_mul(factor).min(LONGEST_PAUSE)
+}
+
 /// The authorities of a directory of ours. The key that signs what they are told is beside the relay's identity, and made if it is not there: the
 /// identity of its circuits, or of a relay without them a key of its own. With it goes a proof by the TLS key that the relay shows: nobody else can
 /// name its pin.
@@ -182,6 +243,8 @@ struct OurDirectory {
     bandwidth: u64,
     authorities: Vec<Target>,
     every: Duration,
+    /// Who has yet to take what was said last; None: all are told.
+    round: Option<Round>,
     due: Instant,
 }
 
@@ -222,8 +285,14 @@ impl OurDirectory {
             bandwidth: directory.bandwidth,
             authorities: directory.publish.clone(),
             every: Duration::from_secs(directory.every),
+            round: None,
             due: Instant::now(),
         }))
+    }
+
+    fn says_all_again(&mut self) {
+        self.round = None;
+        self.due = Instant::now();
     }
 
     async fn publish(&mut self, tokens: Option<Tokens>, said: &Said) {
@@ -231,16 +300,38 @@ impl OurDirectory {
         self.descriptor.pin = self.certificates.pin().map(Into::into);
         self.descriptor.tokens = tokens;
         self.descriptor.bandwidth = said.declared(self.bandwidth);
-        let missed = self.hand_in().await;
-        if !missed && said.statistics != Statistics::default() {
-            self.tell(said.statistics.clone()).await;
-        }
-        let pause = if missed {
-            UPLOAD_RETRY_PAUSE.min(self.every)
-        } else {
-            self.every
+        let Some((signed, proof)) = self.sign() else {
+            self.due = Instant::now() + UNSIGNED_PAUSE.min(self.every);
+            return;
         };
-        self.due = Instant::now() + pause;
+        let is_good = |round: &Round| round.until > Instant::now();
+        let same = self.round.take().filter(is_good);
+        let same = same.filter(|_| self.last.as_ref() == Some(&signed));
+        let mut round = same.unwrap_or_else(|| Round::of(&self.authorities, self.every));
+        // Who does not take the statistics is told them in the next round: an authority that has not tested the relay yet, or one of an earlier version.
+        let statistics = &said.statistics;
+        let statistics = (*statistics != Statistics::default())
+            .then(|| sign_statistics(&self.key, now(), statistics.clone()));
+        let (told, statistics) = ((&signed, Some(&proof)), statistics.as_ref());
+        let overlay = &Direct::new();
+        let answers = round.tell(&self.authorities, |authority, address| async move {
+            upload(overlay, address, told, UPLOAD_TIMEOUT).await?;
+            if let Some(told) = statistics {
+                let answer = upload_statistics(overlay, address, told.clone(), UPLOAD_TIMEOUT);
+                if let Err(error) = answer.await {
+                    debug!(authority, "the relay's statistics were not taken: {error}");
+                }
+            }
+            Ok(())
+        });
+        for (authority, answer) in answers.await {
+            if let Err(error) = answer {
+                warn!(authority, "the relay's descriptor was not taken: {error}");
+            }
+        }
+        self.last = Some(signed);
+        self.due = round.due();
+        self.round = Some(round);
     }
 
     /// Of a relay whose identity is elsewhere, the signing key that is on disk now.
@@ -259,46 +350,19 @@ impl OurDirectory {
         }
     }
 
-    /// Tells the relay's statistics. Who does not take them is told with the next descriptor: an authority that has not tested the relay yet, or one of an
-    /// earlier version.
-    async fn tell(&self, statistics: Statistics) {
-        let told = sign_statistics(&self.key, now(), statistics);
-        let overlay = Direct::new();
-        for (authority, address) in (1..).zip(&self.authorities) {
-            let told = told.clone();
-            let answer = upload_statistics(&overlay, address, told, UPLOAD_TIMEOUT).await;
-            if let Err(error) = answer {
-                debug!(authority, "the relay's statistics were not taken: {error}");
-            }
-        }
-    }
-
-    /// Whether somebody did not take it.
-    async fn hand_in(&mut self) -> bool {
+    /// What is said now, and a proof by the TLS key.
+    fn sign(&self) -> Option<(SignedDescriptor, Proof)> {
         let said = what_to_say(self.last.as_ref(), &self.key, &self.descriptor, now());
-        let signed = match said {
-            Ok(signed) => self.last.insert(signed),
-            Err(refused) => {
-                warn!("the descriptor cannot be signed: {refused}");
-                return true;
-            }
-        };
-        let Some(proof) = self.certificates.prove(&said_by_holder(signed)) else {
+        let signed = said
+            .inspect_err(|refused| warn!("the descriptor cannot be signed: {refused}"))
+            .ok()?;
+        let proof = self.certificates.prove(&said_by_holder(&signed));
+        if proof.is_none() {
             warn!(
                 "the TLS key signs in no way that authorities know: use one of ECDSA, Ed25519 or RSA"
             );
-            return true;
-        };
-        let overlay = Direct::new();
-        let mut missed = false;
-        for (authority, address) in (1..).zip(&self.authorities) {
-            let answer = upload(&overlay, address, (signed, Some(&proof)), UPLOAD_TIMEOUT).await;
-            if let Err(error) = answer {
-                missed = true;
-                warn_of(authority, &error);
-            }
         }
-        missed
+        Some((signed, proof?))
     }
 }
 
@@ -356,12 +420,8 @@ struct TorDirectory {
 /// What was signed last.
 struct HandedIn {
     documents: String,
-    /// The numbers of those who have not taken it.
-    missing: Vec<usize>,
-    /// How often it was tried.
-    tries: u32,
-    /// When other documents are signed.
-    until: Instant,
+    /// Who has yet to take it; its end is when other documents are signed.
+    round: Round,
 }
 
 impl TorDirectory {
@@ -395,25 +455,36 @@ impl TorDirectory {
     }
 
     async fn publish(&mut self, said: &Said) {
-        let is_old = |one: &HandedIn| one.until <= Instant::now();
-        let mut handed_in = match self.handed_in.take() {
-            Some(handed_in) if !is_old(&handed_in) => handed_in,
-            _ => match self.sign(said) {
+        let is_good = |one: &HandedIn| one.round.until > Instant::now();
+        let mut handed_in = match self.handed_in.take().filter(is_good) {
+            Some(handed_in) => handed_in,
+            None => match self.sign(said) {
                 Ok(handed_in) => handed_in,
                 Err(failure) => {
                     warn!("the relay's server descriptor cannot be made: {failure}");
-                    self.due = Instant::now() + TOR_LONGEST_PAUSE;
+                    self.due = Instant::now() + LONGEST_PAUSE;
                     return;
                 }
             },
         };
-        self.hand_in(&mut handed_in).await;
-        self.due = if handed_in.missing.is_empty() {
-            handed_in.until
-        } else {
-            handed_in.until.min(Instant::now() + pause(handed_in.tries))
-        };
-        handed_in.tries = handed_in.tries.saturating_add(1);
+        let overlay = Direct::new();
+        let documents = &handed_in.documents;
+        let answers = handed_in.round.tell(&self.authorities, |_, address| {
+            upload_to_tor(&overlay, address, documents, UPLOAD_TIMEOUT)
+        });
+        for (authority, answer) in answers.await {
+            match answer {
+                Ok(()) => info!(
+                    authority,
+                    "an authority of Tor's network has taken the relay's server descriptor"
+                ),
+                Err(error) => warn!(
+                    authority,
+                    "the relay's server descriptor was not taken: {error}"
+                ),
+            }
+        }
+        self.due = handed_in.round.due();
         self.handed_in = Some(handed_in);
     }
 
@@ -439,34 +510,8 @@ impl TorDirectory {
             .map_err(|error| Failure::new("signing the server descriptor", error, "try again"))?;
         Ok(HandedIn {
             documents,
-            missing: (0..self.authorities.len()).collect(),
-            tries: 0,
-            until: Instant::now() + lifetime(),
+            round: Round::of(&self.authorities, lifetime()),
         })
-    }
-
-    async fn hand_in(&self, handed_in: &mut HandedIn) {
-        let overlay = Direct::new();
-        for number in std::mem::take(&mut handed_in.missing) {
-            let Some(address) = self.authorities.get(number) else {
-                continue;
-            };
-            let authority = number.saturating_add(1);
-            let documents = &handed_in.documents;
-            match upload_to_tor(&overlay, address, documents, UPLOAD_TIMEOUT).await {
-                Ok(()) => info!(
-                    authority,
-                    "an authority of Tor's network has taken the relay's server descriptor"
-                ),
-                Err(error) => {
-                    warn!(
-                        authority,
-                        "the relay's server descriptor was not taken: {error}"
-                    );
-                    handed_in.missing.push(number);
-                }
-            }
-        }
     }
 }
 
@@ -474,14 +519,6 @@ impl TorDirectory {
 fn lifetime() -> Duration {
     let jitter = below(TOR_JITTER.as_secs());
     TOR_EVERY.saturating_sub(Duration::from_secs(jitter))
-}
-
-/// Before the next try, after `tries` others.
-fn pause(tries: u32) -> Duration {
-    let factor = 2_u32.saturating_pow(tries);
-    TOR_RETRY_PAUSE
-        .saturating_mul(factor)
-        .min(TOR_LONGEST_PAUSE)
 }
 
 /// What a relay says of itself to Tor's authorities.
@@ -573,10 +610,6 @@ fn descriptor_key(config: &Config) -> Result<RelayKey, Failure> {
     }
 }
 
-fn warn_of(authority: usize, error: &FetchError) {
-    warn!(authority, "the relay's descriptor was not taken: {error}");
-}
-
 fn describe(config: &Config, listen: &[SocketAddr], identity: Key) -> Descriptor {
     let directory = &config.directory;
     let mut family = directory.family.clone();
@@ -624,13 +657,107 @@ pub(crate) fn tokens_of(config: &Config) -> Option<Tokens> {
 
 #[cfg(test)]
 mod tests {
+    use std::{future::ready, net::IpAddr};
+
+    use hoplite_crypto::Identity;
+    use http::StatusCode;
+    use parking_lot::Mutex;
+    use tokio::net::TcpListener;
+
     use super::*;
+    use crate::http_server::{Answer, Client, Places, converse};
+
+    /// What an authority was asked for.
+    type Asked = Arc<Mutex<Vec<String>>>;
+
+    /// An authority that answers everything with this status.
+    async fn authority(status: StatusCode) -> (Target, Asked) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let address = listener.local_addr().expect("bound");
+        let asked = Asked::default();
+        let (places, log) = (Places::new(9, 9), asked.clone());
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let place = places.enter(Client {
+                    address: IpAddr::from([127, 0, 0, 1]),
+                    is_known: false,
+                });
+                let log = log.clone();
+                let patience = Duration::from_secs(60);
+                tokio::spawn(converse(
+                    stream,
+                    place,
+                    (patience, patience),
+                    move |request| {
+                        log.lock().push(request.uri().path().to_owned());
+                        ready(Answer::new(status, "so\n").response())
+                    },
+                ));
+            }
+        });
+        (address.into(), asked)
+    }
+
+    #[tokio::test]
+    async fn one_authority_that_refuses_keeps_nothing_from_the_others() {
+        let (willing, taken) = authority(StatusCode::OK).await;
+        let (refusing, refused) = authority(StatusCode::FORBIDDEN).await;
+        let seed = zeroize::Zeroizing::new([1; 32]);
+        let key = RelayKey::Identity(hoplite_crypto::SigningKey::from_seed(seed).expect("a key"));
+        let shown = Identity::generate(&["relay.test".into()]).expect("made");
+        let shown = Identity::from_pem(shown.certificate.as_bytes(), shown.key.as_bytes());
+        let config = Config {
+            name: "amber".into(),
+            ..Config::default()
+        };
+        let listen = ["192.0.2.1:443".parse().expect("an address")];
+        let mut ours = OurDirectory {
+            identity: PathBuf::new(),
+            certificates: Certificates::new(&shown.expect("one")).expect("one"),
+            descriptor: describe(&config, &listen, key.identity()),
+            key,
+            last: None,
+            bandwidth: 1_000_000,
+            authorities: vec![refusing, willing],
+            every: Duration::from_secs(3600),
+            round: None,
+            due: Instant::now(),
+        };
+        let said = Said {
+            statistics: Statistics {
+                descriptors_exhausted: Some(1_790_000_000),
+                ..Statistics::default()
+            },
+            ..Said::default()
+        };
+        let both = ["/hoplite/descriptor", "/hoplite/statistics"];
+        ours.publish(None, &said).await;
+        assert_eq!(*taken.lock(), both);
+        assert_eq!(*refused.lock(), both[..1]);
+        let pause = ours.due.saturating_duration_since(Instant::now());
+        assert!(pause <= RETRY_PAUSE, "{pause:?}");
+        // Who has it is not asked again before the hour is over, who has not is, ever more seldom.
+        ours.publish(None, &said).await;
+        assert_eq!(*taken.lock(), both);
+        assert_eq!(refused.lock().len(), 2);
+        let pause = ours.due.saturating_duration_since(Instant::now());
+        assert!(pause > RETRY_PAUSE, "{pause:?}");
+        // There are others: all are told.
+        ours.says_all_again();
+        ours.publish(None, &said).await;
+        assert_eq!(*taken.lock(), [both, both].concat());
+        // And so where the relay says something else of itself.
+        ours.descriptor.region = Some("de".into());
+        ours.publish(None, &said).await;
+        assert_eq!(taken.lock().len(), 6);
+        assert_eq!(refused.lock().len(), 4);
+    }
 
     #[test]
     fn whoever_does_not_take_it_is_asked_again_ever_more_seldom() {
         let pauses: Vec<_> = (0..10).map(|tries| pause(tries).as_secs()).collect();
         assert_eq!(pauses, [15, 30, 60, 120, 240, 480, 960, 1920, 3600, 3600]);
-        assert_eq!(pause(u32::MAX), TOR_LONGEST_PAUSE);
+        assert_eq!(pause(u32::MAX), LONGEST_PAUSE);
     }
 
     #[test]

@@ -120,7 +120,7 @@ async fn serve(listener: TcpListener, expected: Expected, connections: usize) {
             Ok((stream, from)) => {
                 let from = http_server::Client {
                     address: http_server::client(from.ip()),
-                    is_authority: false,
+                    is_known: false,
                 };
                 let place = Arc::new(places.enter(from));
                 let (watched, expected) =

@@ -51,7 +51,7 @@ pub(super) async fn serve(listener: TcpListener, shared: Shared, limits: Limits)
         let from = client(address.ip());
         let client = Client {
             address: from,
-            is_authority: server.shared.others().contains(&from),
+            is_known: server.shared.others().contains(&from),
         };
         let place = places.enter(client);
         let ip = address.ip().to_canonical();
@@ -89,7 +89,7 @@ async fn answer(
 }
 
 fn get(path: &str, fields: &HeaderMap, server: &Server, asking: Asking) -> Answer {
-    let (client, is_first) = (asking.client.address, asking.client.is_authority);
+    let (client, is_first) = (asking.client.address, asking.client.is_known);
     if !take(&server.requests, client, 1, is_first) {
         return too_many();
     }
