@@ -75,6 +75,12 @@ def token(file, relay):
     return done.stdout.strip() or None, done.stderr
 
 
+def refilled(file):
+    """What `hoplite token` without a relay says is there, by name."""
+    done = subprocess.run([HOPLITE, "--json", "token", "--config", file], capture_output=True, text=True, timeout=90, check=True)
+    return {one["origin"]: one["left"] for one in json.loads(done.stdout)}
+
+
 def curl(lab, relay, shown, target, how="password", times=1):
     """`times` transfers by one curl; its exit code, the last status of the proxy, what it fetched."""
     arguments = ["curl", "--silent", "--show-error", "--max-time", "30", "--proxytunnel", "--proxy", f"https://localhost:{relay.port}",
@@ -142,6 +148,12 @@ def in_curl(checks, lab, relay, lasting, file, target):
         codes = [curl(lab, lasting, shown, page)[0] for _ in range(3)]
         return codes == [0, 0, 0] or codes
     checks.attempt("curl: where `again` says so, a token lets others of its holder in", lasts)
+
+    def fills():
+        full = refilled(file)
+        token(file, relay)
+        return set(full.values()) == {16} and refilled(file) == full or full
+    checks.attempt("hoplite token: without a relay it fills the stock, and takes none", fills)
 
 
 def at_once(checks, lab, relays, file, target):

@@ -41,7 +41,7 @@ enum Command {
     Directory(crate::directory::Options),
     /// Give accounts tokens for relays that nobody can link.
     Issuer(ConfigFile),
-    /// Take a private token out of a client's stock and print it, for a browser or curl.
+    /// Take a private token out of a client's stock and print it, for a browser or curl; or fill the stock.
     Token(crate::wallet::Options),
     /// Print the geofeed of an egress, or check one: which addresses are in which region.
     Geofeed(crate::geofeed::Options),
@@ -133,7 +133,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Client(options) => crate::client::run(&options),
         Command::Directory(options) => crate::directory::start(&options, cli.json),
         Command::Issuer(file) => crate::issuer::run(&file.config),
-        Command::Token(options) => crate::wallet::print(&options, cli.json),
+        Command::Token(options) => crate::wallet::run(&options, cli.json),
         Command::Geofeed(options) => crate::geofeed::run(&options, cli.json),
         Command::TorRelays(options) => crate::tor_relays::run(&options, cli.json),
         Command::Up(options) => crate::up::run(&options, cli.json),

@@ -67,20 +67,58 @@ pub(crate) struct Options {
     /// The client's TOML file.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// The relay of the file that it is for.
+    /// The relay of the file that it is for. Without it none is taken: the issuers are asked for what is missing, and what there is then is printed.
     #[arg(long, value_name = "NAME")]
-    relay: String,
+    relay: Option<String>,
 }
 
-/// Takes a token out of the stock and prints it: what a browser or curl shows as the password of Basic.
-pub(crate) fn print(options: &Options, json: bool) -> Result<(), Failure> {
+/// Takes a token out of the stock and prints it, or fills the stock.
+pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
     let client = client::load(&options.config)?;
-    let name = &options.relay;
+    match &options.relay {
+        Some(name) => print(&client, name, json),
+        None => refill(&client, json),
+    }
+}
+
+/// Asks each issuer for its keys, and for what is missing of the names of the file then, and says what is there.
+fn refill(client: &client::Client, json: bool) -> Result<(), Failure> {
+    process::current_thread_runtime()?.block_on(async {
+        let wallets = Wallets::new(&client.config, &Direct::for_tunnels(), file)?;
+        let mut failed = Vec::new();
+        for wallet in &wallets.0 {
+            // Tokens whose keys are given up are worth nothing, however many there are.
+            wallet.doubts.store(true, Ordering::Relaxed);
+            if let Err(error) = wallet.fill(&wallet.asking.lock().await).await {
+                failed.push(format!("{}: {error}", wallet.issuer.name));
+            }
+        }
+        let left = wallets.left();
+        if left.is_empty() {
+            let why = "no [[relay]] of the file has an `issuer`";
+            return Err(Failure::new("asking for tokens", why, "add one"));
+        }
+        if json {
+            say::json(&left)?;
+        } else {
+            let mut lines = left.iter().map(|it| format!("{} {}", it.origin, it.left));
+            lines.try_for_each(say::answer)?;
+        }
+        if failed.is_empty() {
+            return Ok(());
+        }
+        let remedy = "see that the issuer can be reached, or ask its operator for more";
+        Err(Failure::new("asking for tokens", failed.join("; "), remedy))
+    })
+}
+
+/// What a browser or curl shows as the password of Basic.
+fn print(client: &client::Client, name: &str, json: bool) -> Result<(), Failure> {
     let failed = |why: String, remedy: &str| {
         Failure::new(format!("taking a token for relay {name}"), why, remedy)
     };
     let mut relays = client.config.relay.iter();
-    let relay = relays.find(|relay| relay.name == *name);
+    let relay = relays.find(|relay| relay.name == name);
     let relay = relay
         .filter(|relay| relay.issuer.is_some())
         .ok_or_else(|| {
@@ -88,7 +126,7 @@ pub(crate) fn print(options: &Options, json: bool) -> Result<(), Failure> {
             failed(why, "correct the name, or add the issuer")
         })?;
     process::current_thread_runtime()?.block_on(async {
-        let wallets = Wallets::open(&client.config, &Direct::for_tunnels(), file).await?;
+        let wallets = Wallets::new(&client.config, &Direct::for_tunnels(), file)?;
         let token = match wallets.source(relay) {
             Some(source) => Some(source.take(&Isolation::default()).await.map_err(|error| {
                 let why = wallets.trouble(relay);
@@ -352,6 +390,21 @@ impl Wallets {
         underlay: &Direct,
         purse: impl Fn((usize, &Issuer)) -> Result<Box<dyn Purse>, Failure>,
     ) -> Result<Self, Failure> {
+        let wallets = Self::new(config, underlay, purse)?;
+        for wallet in &wallets.0 {
+            wallet.begin().await;
+            let kept = Arc::clone(wallet);
+            tokio::spawn(async move { kept.keep_full().await });
+        }
+        Ok(wallets)
+    }
+
+    /// The same, which asks nobody before a token is taken that is not there.
+    fn new(
+        config: &client::Config,
+        underlay: &Direct,
+        purse: impl Fn((usize, &Issuer)) -> Result<Box<dyn Purse>, Failure>,
+    ) -> Result<Self, Failure> {
         let mut wallets = Vec::new();
         // Channels of circuits know no tokens.
         let is_listed = config.directory.is_some() && !config.is_onion();
@@ -383,9 +436,6 @@ impl Wallets {
                 trouble: Mutex::default(),
                 underlay: underlay.clone(),
             });
-            wallet.begin().await;
-            let kept = Arc::clone(&wallet);
-            tokio::spawn(async move { kept.keep_full().await });
             wallets.push(wallet);
         }
         Ok(Self(wallets))
@@ -812,17 +862,26 @@ impl Wallet {
         filled
     }
 
+    /// How many are missing of the names for which more are asked for.
+    fn missing(&self) -> Result<Vec<(Origin, usize)>, AskError> {
+        let mut purse = self.purse.lock();
+        let mut missing = Vec::new();
+        for kept in self
+            .kept
+            .lock()
+            .iter()
+            .filter(|kept| kept.of_file || kept.low)
+        {
+            let has = kept.origin.count(&mut **purse).map_err(AskError::Purse)?;
+            missing.push((kept.origin.clone(), kept.keep.saturating_sub(has)));
+        }
+        missing.retain(|(_, missing)| *missing > 0);
+        Ok(missing)
+    }
+
     async fn ask_for_missing(&self) -> Result<(), AskError> {
-        let kept = self.kept.lock().clone();
-        let missing = |kept: Kept| {
-            let has = kept.origin.count(&mut **self.purse.lock());
-            let has = has.map_err(AskError::Purse)?;
-            Ok::<_, AskError>((kept.origin, kept.keep.saturating_sub(has)))
-        };
-        let kept = kept.into_iter().filter(|kept| kept.of_file || kept.low);
-        let wanted: Vec<_> = kept.map(missing).collect::<Result<_, _>>()?;
         let doubts = self.doubts.load(Ordering::Relaxed);
-        if !doubts && wanted.iter().all(|(_, missing)| *missing == 0) {
+        if !doubts && self.missing()?.is_empty() {
             return Ok(());
         }
         let keys = self.ask(Method::GET, DIRECTORY, None).await?;
@@ -831,7 +890,8 @@ impl Wallet {
         let retained = self.purse.lock().retain(&listed);
         retained.map_err(AskError::Purse)?;
         self.doubts.store(false, Ordering::Relaxed);
-        for (origin, missing) in wanted.into_iter().filter(|(_, missing)| *missing > 0) {
+        // With those whose keys have been given up.
+        for (origin, missing) in self.missing()? {
             let tokens = self.issued(&keys, &origin, missing).await?;
             let put = self.purse.lock().put(&tokens);
             put.map_err(AskError::Purse)?;
