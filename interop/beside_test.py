@@ -590,6 +590,28 @@ def podman(rows):
     device.must(f"podman rm -f -t 0 guest; {FORGET}")
 
 
+# Says that something came, whatever becomes of an answer.
+LISTENS = """
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(("", 5555))
+print("listens", flush=True)
+while True:
+    print("from", s.recvfrom(100)[1][0], flush=True)
+"""
+
+
+def one_way(rows, inside):
+    """From whom a datagram of a container comes to the target."""
+    listener = rows.lab.run(f"listens-{time.monotonic_ns()}", [sys.executable, "-c", LISTENS], prefix=("ip", "netns", "exec", rows.target.ns))
+    wait_for("the listener", lambda: "listens" in listener.text())
+    sends = f"import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); [(s.sendto(b'x', ('{rows.target.v4}', 5555)), time.sleep(0.3)) for _ in range(5)]"
+    sent = subprocess.run([*inside, sys.executable, "-c", sends], capture_output=True, timeout=30)
+    time.sleep(1)
+    listener.stop()
+    return set(re.findall(r"from (\S+)", listener.text())), sent
+
+
 def container(rows, name, network, inside):
     device, checks, target = rows.device, rows.checks, rows.target
 
@@ -600,6 +622,8 @@ def container(rows, name, network, inside):
         wait_for("the bridge", reaches, 10)
     seen = reaches()
     checks.check(f"{name}, before: a container is seen as the device", seen == device.v4, seen)
+    came, sent = one_way(rows, inside)
+    checks.check(f"{name}, before: its datagrams come from the device", came == {device.v4}, (came, sent))
     before = device.snapshot()
     talks = f"while :; do curl -s -o /dev/null --max-time 1 http://{target.v4}/; ping -c 1 -W 1 {target.v4} >/dev/null; done"
     talk = rows.lab.run(f"container-{network}", ["sh", "-c", talks], prefix=inside)
@@ -607,6 +631,8 @@ def container(rows, name, network, inside):
         rows.watch.since()
         seen = reaches(3)
         checks.check(f"{name}: a container reaches nothing", seen is None, seen)
+        came, sent = one_way(rows, inside)
+        checks.check(f"{name}: nor do its datagrams, one way", not came, (came, sent))
         rows.carried(name, "target.test", target.v4)
         rows.state(name)
         rows.downs(name)
@@ -616,6 +642,8 @@ def container(rows, name, network, inside):
         rows.watch.since()
         seen = reaches()
         checks.check(f"{gateway}: a container is seen as the relay", seen == rows.relay.v4, seen)
+        came, sent = one_way(rows, inside)
+        checks.check(f"{gateway}: its datagrams come from the relay", came == {rows.relay.v4}, (came, sent))
         found = subprocess.run([*inside, sys.executable, str(PROGRAMS), "ask", "198.18.0.2", "target.test", "1"], capture_output=True).stdout.decode()
         checks.check(f"{gateway}: it finds names by us", any(pool in dotted(found) for pool in POOLS), found)
         if name.startswith("podman"):

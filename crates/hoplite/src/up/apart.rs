@@ -311,6 +311,12 @@ fn ask(marks: &OwnedFd, socket: BorrowedFd<'_>, right: Right) -> io::Result<()> 
 /// (capabilities(7)).
 pub(crate) fn confine(user: u32) -> io::Result<bool> {
     use rustix::{process, thread};
+    // Or it could type into the terminal that the other process was started from (TIOCSTI), and read what is typed there.
+    process::setsid().map(drop).or_else(|error| match error {
+        // It leads a session already.
+        rustix::io::Errno::PERM => Ok(()),
+        other => Err(other),
+    })?;
     close_inherited();
     for capability in CapabilitySet::all().iter() {
         // Only who may do that has something to lose by it: without new privileges it is never looked at.

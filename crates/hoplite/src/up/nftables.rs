@@ -809,15 +809,18 @@ fn by_interfaces(wanted: &Wanted) -> impl Iterator<Item = String> {
     names.map(|it| format!("oifname \"{}\" accept", it.name()))
 }
 
-/// Containers and virtual machines go through the interface, or not at all. They are nobody's programs here.
+/// Containers and virtual machines of a gateway's networks go through the interface, all others not at all: another program may write our address over
+/// theirs on the way out (masquerading), and what they send would leave by the exit as a program's of this machine.
 fn forward(wanted: &Wanted, priority: &str) -> Vec<String> {
     let name = &wanted.name;
     let mut lines = vec![
         "chain forward {".to_owned(),
         format!("type filter hook forward priority {priority}; policy accept;"),
-        format!("oifname \"{name}\" accept"),
-        format!("iifname \"{name}\" accept"),
     ];
+    let guests = sources(wanted.behind.iter().copied());
+    lines.extend(guests.map(|from| format!("oifname \"{name}\" {from} accept")));
+    lines.push(format!("oifname \"{name}\" counter name blocked drop"));
+    lines.push(format!("iifname \"{name}\" accept"));
     if wanted.lan {
         lines.extend(reaching_local_network());
     }
@@ -1016,10 +1019,28 @@ mod firewall_tests {
         });
         let last = "meta skuid 7-9 ip daddr 192.0.2.0/24 counter name blocked drop";
         assert_eq!(chain(&text, "postrouting").last(), Some(&last));
-        assert!(
-            !chain(&text, "forward")
-                .iter()
-                .any(|line| line.ends_with("drop"))
+        let forward = chain(&text, "forward");
+        let mut dropped = forward.iter().filter(|line| line.ends_with("drop"));
+        let guests = "oifname \"hoplite0\" counter name blocked drop";
+        assert_eq!(dropped.next(), Some(&guests));
+        assert_eq!(dropped.next(), None);
+    }
+
+    /// Another program masquerades for them all.
+    #[test]
+    fn of_what_is_forwarded_a_gateways_guests_alone_go_into_the_interface() {
+        let text = text(|wanted| {
+            wanted.behind = vec!["10.7.0.0/24".parse().expect("a network")];
+        });
+        let forward = chain(&text, "forward");
+        let into = forward.iter().filter(|line| line.starts_with("oifname"));
+        let into: Vec<_> = into.copied().collect();
+        assert_eq!(
+            into,
+            [
+                "oifname \"hoplite0\" ip saddr 10.7.0.0/24 accept",
+                "oifname \"hoplite0\" counter name blocked drop",
+            ]
         );
     }
 

@@ -416,7 +416,15 @@ impl<'a> Session<'a> {
         self.tell(&ToWorker::Servers(servers.clone()));
         if servers != self.facts.servers {
             self.facts.servers = servers;
+            let before = self.plan.answered.clone();
             self.plan_again().await;
+            // Those that names are taken from are others: what is asked of them is answered by us, and goes nowhere.
+            if self.plan.answered != before
+                && self.worker.is_some()
+                && let Err(failure) = self.hand_over()
+            {
+                self.lose(&failure);
+            }
         }
         let machine = self.taken.machine();
         let is_lost = match self.plan.way() {

@@ -188,7 +188,7 @@ impl Remembering {
         {
             return Ok(known.addresses.clone());
         }
-        match (ask(&self.servers(), name).await, known) {
+        match (look_up(&self.servers(), name).await, known) {
             (Ok(addresses), _) => {
                 self.learn(name.clone(), addresses.clone());
                 Ok(addresses)
@@ -207,7 +207,7 @@ impl Remembering {
     }
 }
 
-async fn ask(servers: &[SocketAddr], name: &HostName) -> Result<Vec<IpAddr>, Error> {
+async fn look_up(servers: &[SocketAddr], name: &HostName) -> Result<Vec<IpAddr>, Error> {
     if servers.is_empty() {
         let nobody = Error::new(
             ErrorKind::TargetFailed,
@@ -237,7 +237,7 @@ impl Resolver for Remembering {
             match special(name) {
                 Some(answer) => answer,
                 // Another network has another answer.
-                None if name.as_str() == NAT64_NAME => ask(&self.of_ipv6(), name).await,
+                None if name.as_str() == NAT64_NAME => look_up(&self.of_ipv6(), name).await,
                 None => self.find(name).await,
             }
         })
