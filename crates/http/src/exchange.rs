@@ -244,6 +244,14 @@ impl DataReceiver {
             Self::H1(receiver) => receiver.poll_data(cx).map_err(HttpError::from),
         }
     }
+
+    /// Bytes that were taken out of the transport and not read yet. Over TCP they wait in it.
+    pub fn unread(&self) -> usize {
+        match self {
+            Self::H3(receiver) => receiver.unread(),
+            Self::H1(_) | Self::H2(_) => 0,
+        }
+    }
 }
 
 impl PendingStream for ByteStream {

@@ -77,7 +77,7 @@ pub struct Config {
     /// The pause before a lost connection is opened again; it doubles up to 32 times this. No key.
     #[serde(skip)]
     pub redial_pause: Duration,
-    /// How long after a token has taken the spare path the next one is dialled. No key.
+    /// How long after a token has taken the spare path the next one is dialled at the earliest, and twelve times that at the latest. No key.
     #[serde(skip)]
     pub spare_after: Duration,
 }

@@ -42,6 +42,10 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 /// A connection that the relay has ended within this time was of no use.
 const SHORT: Duration = Duration::from_secs(60);
 
+/// Where connections cost private tokens, pauses are given up for another network so often within this time.
+const MOST_FORGIVEN: usize = 8;
+const FORGIVEN_WITHIN: Duration = Duration::from_secs(3600);
+
 /// So often a pause doubles.
 const PAUSE_DOUBLINGS: u32 = 5;
 
@@ -63,6 +67,8 @@ pub(crate) struct Pool {
     useless: Mutex<Useless>,
     /// Whoever waits hears that there is another network.
     changed: Notify,
+    /// When pauses were given up for that, of late.
+    forgiven: Mutex<Vec<Instant>>,
     /// How often QUIC was left because it lost much.
     left: AtomicU32,
     me: Weak<Self>,
@@ -108,6 +114,7 @@ impl Pool {
             refused: Mutex::default(),
             useless: Mutex::default(),
             changed: Notify::new(),
+            forgiven: Mutex::default(),
             left: AtomicU32::new(0),
             me: me.clone(),
             slots: Mutex::default(),
@@ -241,16 +248,33 @@ impl Pool {
 
     /// Lets every connection be looked at soon: the device may have another address.
     pub(crate) fn network_changed(&self) {
-        // Another one may not lose what this did.
-        self.left.store(0, Relaxed);
-        *self.useless.lock() = Useless::default();
-        self.changed.notify_waiters();
+        if self.may_forgive() {
+            // Another one may not lose what this did.
+            self.left.store(0, Relaxed);
+            *self.useless.lock() = Useless::default();
+            self.changed.notify_waiters();
+        }
         let slots = self.slots();
         let connections = slots
             .by_token
             .values()
             .filter_map(|slot| slot.connection.as_ref());
         connections.for_each(|connection| connection.look_soon());
+    }
+
+    /// Whether pauses are given up for another network. Where each connection costs a private token, no more often than a device changes its network: who
+    /// sends router advertisements makes addresses and routes come and go as often as he likes.
+    fn may_forgive(&self) -> bool {
+        if self.tokens.is_none() {
+            return true;
+        }
+        let mut forgiven = self.forgiven.lock();
+        forgiven.retain(|at| at.elapsed() < FORGIVEN_WITHIN);
+        let may = forgiven.len() < MOST_FORGIVEN;
+        if may {
+            forgiven.push(Instant::now());
+        }
+        may
     }
 
     fn attempt(&self, token: &Isolation) -> Result<Attempt, Error> {

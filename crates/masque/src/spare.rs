@@ -2,10 +2,12 @@
 //! would have to wait for.
 //!
 //! Connections belong to isolation tokens of our own. A user's token gets the spare one when it is first seen and keeps it; the next spare is dialled
-//! a little later, so that it does not take the link from the flow that has just begun.
+//! later, so that it does not take the link from the flow that has just begun, at a moment that nobody can tell: the last relay sees the flow, and would
+//! know the next connection, and whoever it is for, by a time that is always the same.
 
 use std::{
     collections::HashMap,
+    hash::{BuildHasher, Hasher, RandomState},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -20,6 +22,19 @@ use crate::Hop;
 /// How often the spare is asked for, so that it does not count as unused.
 const TOUCH: Duration = Duration::from_secs(20);
 
+/// The next spare is dialled so many times the shortest wait after one was taken, at the latest.
+const LATEST: u32 = 12;
+/// And the first one within so many times of that.
+const FIRST: u32 = 4;
+
+/// A time of up to `most` that nobody can tell.
+fn drawn(most: Duration) -> Duration {
+    // What a map's keys are hashed with is drawn at random.
+    let number = RandomState::new().build_hasher().finish();
+    let part = u32::try_from(number >> 32).unwrap_or(u32::MAX);
+    most.mul_f64(f64::from(part) / f64::from(u32::MAX))
+}
+
 /// Which token of ours each token of a user has, and the spare.
 #[derive(Debug)]
 pub(crate) struct Spares {
@@ -27,7 +42,7 @@ pub(crate) struct Spares {
     last: Hop,
     /// How many tokens are remembered.
     bound: usize,
-    /// How long after a spare was taken the next one is dialled.
+    /// How long after a spare was taken the next one is dialled at the earliest.
     calm: Duration,
     state: Mutex<State>,
 }
@@ -66,7 +81,8 @@ impl Spares {
     /// From now on there is a spare.
     pub(crate) fn keep(self: &Arc<Self>) {
         self.state().keeps = true;
-        self.renew(Duration::ZERO);
+        // Not beside the connection that all else goes by.
+        self.renew(drawn(self.calm.saturating_mul(FIRST)));
     }
 
     /// The same terms with our token in place of the user's.
@@ -76,7 +92,8 @@ impl Spares {
             let (number, took_spare) = self.state().slot(&terms.isolation, self.bound);
             terms.isolation = token(number);
             if took_spare {
-                self.renew(self.calm);
+                let longer = drawn(self.calm.saturating_mul(LATEST.saturating_sub(1)));
+                self.renew(self.calm.saturating_add(longer));
             }
         }
         terms
@@ -174,6 +191,18 @@ mod tests {
         state.spare = Some(state.number());
         assert_eq!(state.slot(&user("a"), 8), (1, true));
         assert_eq!(state.slot(&user("a"), 8), (1, false));
+    }
+
+    #[test]
+    fn the_last_relay_cannot_tell_when_the_next_spare_comes() {
+        let most = Duration::from_secs(55);
+        let all: Vec<_> = (0..200).map(|_| drawn(most)).collect();
+        assert!(all.iter().all(|one| *one <= most));
+        for tenth in 0..10 {
+            let (from, to) = (most * tenth / 10, most * (tenth + 1) / 10);
+            let here = all.iter().filter(|one| (from..=to).contains(*one)).count();
+            assert!((1..60).contains(&here), "{here} of 200 in tenth {tenth}");
+        }
     }
 
     #[test]

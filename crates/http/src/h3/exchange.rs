@@ -464,6 +464,8 @@ impl Drop for DataSender {
 
 /// How many chunks one call takes out of QUIC: about 40 KiB of full packets.
 const CHUNKS: usize = 32;
+/// So many payloads are made ready at once: the smallest ones cost more memory than they are long.
+const MOST_READY: usize = 64;
 
 /// Reads DATA payloads. Dropped before the peer has ended the stream, it asks the peer to stop with H3_REQUEST_CANCELLED.
 #[derive(Debug)]
@@ -643,7 +645,13 @@ impl DataReceiver {
         poll_fn(|cx| self.poll_data(cx)).await
     }
 
-    /// Makes payloads available to [`DataReceiver::slices`]: all that one look at QUIC yields. `false` at the end.
+    /// Bytes that were taken out of QUIC and not read yet.
+    pub fn unread(&self) -> usize {
+        let all = self.raw.iter().chain(&self.ready);
+        all.map(Bytes::len).sum()
+    }
+
+    /// Makes payloads available to [`DataReceiver::slices`]: what one look at QUIC yields, in 64 payloads at most. `false` at the end.
     pub fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, H3Error>> {
         if !self.ready.is_empty() {
             return Poll::Ready(Ok(true));
@@ -653,7 +661,8 @@ impl DataReceiver {
         };
         self.ready.push_back(first);
         // An error in what follows is kept, and told by the next call.
-        while self.stage == Stage::Data
+        while self.ready.len() < MOST_READY
+            && self.stage == Stage::Data
             && let Ok(Some(frame)) = self.next_raw_frame()
         {
             if let Ok(Some(payload)) = self.take_frame(frame) {

@@ -55,6 +55,9 @@ struct Sending {
     round_trip: Option<(Instant, Duration)>,
 }
 
+/// Ids that are remembered: some more than a flow has in use.
+const MOST_USED: usize = 16;
+
 #[derive(Default)]
 struct Receiving {
     buffer: BytesMut,
@@ -339,9 +342,12 @@ impl Receiving {
         self.buffer.split().freeze()
     }
 
-    /// There are no more than rules.
+    /// A flow that sends nothing looks at none of them, however many the relay makes: the oldest is forgotten.
     fn use_id(&mut self, id: &[u8]) {
         let new = ConnectionId::new(id).filter(|id| !self.used.contains(id));
+        if new.is_some() && self.used.len() >= MOST_USED {
+            self.used.remove(0);
+        }
         self.used.extend(new);
     }
 }

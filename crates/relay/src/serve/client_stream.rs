@@ -78,6 +78,11 @@ impl Incoming {
         }
     }
 
+    /// Bytes that have come and were not taken.
+    pub(crate) fn unread(&self) -> usize {
+        self.receiver.unread().saturating_add(self.left.len())
+    }
+
     /// What the client is to be charged for: all that was read since this was taken last, capsules that are skipped among it.
     pub(crate) fn take_charge(&mut self) -> usize {
         std::mem::take(&mut self.charge)

@@ -140,8 +140,10 @@ async fn up(
         if bytes > 0 {
             passed.fetch_add(1, Ordering::Relaxed);
             terms.account.read(bytes);
+            // With what has come behind it, and waits here as long.
+            let hand = terms.account.hand(bytes.saturating_add(from.unread()));
             let written = write_all(&mut target, &mut chunks);
-            written_in_time(written, terms.account.hand(bytes), &mut stalled)
+            written_in_time(written, hand, &mut stalled)
                 .await
                 .map_err(|_| End::Target)?;
             terms.metrics.bytes_to_target.tcp.inc_by(bytes as u64);

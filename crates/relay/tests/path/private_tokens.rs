@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use hoplite_masque::{Config, Path, Paths, Relay, TokenSource};
+use hoplite_masque::{Config, Hop, Path, Paths, Relay, TokenSource};
 use hoplite_overlay::{
     Batch, Error, ErrorKind, Isolation, Opening, Overlay, Reason, Terms, direct::Direct,
 };
@@ -258,7 +258,13 @@ async fn a_network_that_swallows_all_but_handshakes_does_not_empty_the_purse() {
     // Whoever waits for this waits for longer than the test takes.
     config.redial_pause = Duration::from_secs(3600);
     let scene = Scene::over(&swallowing(), config, 20, true);
+    let announces = || {
+        // Whoever sends router advertisements there.
+        let hops = scene.path.hops();
+        (0..20).for_each(|_| hops.iter().for_each(Hop::network_changed));
+    };
     for _ in 0..4 {
+        announces();
         let failed = scene.open("").await.map(drop);
         failed.expect_err("nothing is answered");
     }
