@@ -137,6 +137,15 @@ struct Standing {
     running: Vec<AbortHandle>,
 }
 
+/// What a round makes of one of the two descriptors.
+#[derive(Clone, Copy)]
+struct Turn {
+    /// It is not the one that clients look for, and not the first that there is: it has times of its own.
+    is_later: bool,
+    /// The other one was made anew in this round.
+    is_second: bool,
+}
+
 /// An HSDir has been told, or not: the number of the descriptor, and who it is.
 type Ended = (u64, [u8; 32], bool);
 
@@ -256,8 +265,11 @@ impl Publisher {
             let made = self.made;
             for destination in &destinations {
                 let is_other = Some(destination.placed.period) != self.looked_for;
-                let is_later = is_other && !is_beginning;
-                self.renew_one(destination, points, now, (is_later, self.made > made));
+                let turn = Turn {
+                    is_later: is_other && !is_beginning,
+                    is_second: self.made > made,
+                };
+                self.renew_one(destination, points, now, turn);
             }
         }
     }
@@ -267,7 +279,10 @@ impl Publisher {
         destination: &Destination,
         points: &[IntroductionPoint],
         now: Instant,
-        (is_later, is_second): (bool, bool),
+        Turn {
+            is_later,
+            is_second,
+        }: Turn,
     ) {
         let (period, hsdirs) = (destination.placed.period, &destination.placed.hsdirs);
         let later = if is_later {
