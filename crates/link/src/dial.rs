@@ -121,7 +121,8 @@ impl Dialer {
     /// Whichever of QUIC and TLS is ready first; QUIC starts first, and TLS is the fallback where UDP does not get through.
     ///
     /// # Errors
-    /// The failure that tells more, if both fail. A wrong identity ends the race at once.
+    /// The failure that tells more, if both fail. A wrong identity over QUIC ends the race at once, and one over TLS when QUIC has not answered soon either: a
+    /// box on the way that answers TCP with a certificate of its own keeps nobody from a relay that QUIC reaches.
     pub async fn race(&self, terms: &Terms) -> Result<Link, Error> {
         let (ready, failed) = (Notify::new(), Notify::new());
         let quic = async {
@@ -276,22 +277,33 @@ fn timers(isolation: &Isolation) -> Timers {
     }
 }
 
-/// The first success; if both fail, the more telling failure. A wrong identity is final.
+/// For so long QUIC may go on with its handshake once a wrong identity was shown over TLS.
+const AFTER_IDENTITY: Duration = Duration::from_secs(3);
+
+/// The first success; if both fail, the more telling failure. A wrong identity is final, but for what is under way.
 async fn first_of(
-    a: impl Future<Output = Result<Link, Error>>,
-    b: impl Future<Output = Result<Link, Error>>,
+    quic: impl Future<Output = Result<Link, Error>>,
+    tls: impl Future<Output = Result<Link, Error>>,
 ) -> Result<Link, Error> {
-    tokio::pin!(a, b);
-    let (first, a_was_first) = tokio::select! {
+    tokio::pin!(quic, tls);
+    let (first, quic_was_first) = tokio::select! {
         biased;
-        answer = &mut a => (answer, true),
-        answer = &mut b => (answer, false),
+        answer = &mut quic => (answer, true),
+        answer = &mut tls => (answer, false),
     };
     let error = match first {
         Err(error) if error.reason() != Some(Reason::Identity) => error,
+        Err(error) if !quic_was_first => {
+            let link = tokio::time::timeout(AFTER_IDENTITY, quic).await;
+            return link.ok().and_then(Result::ok).ok_or(error);
+        }
         answer => return answer,
     };
-    let second = if a_was_first { b.await } else { a.await };
+    let second = if quic_was_first {
+        tls.await
+    } else {
+        quic.await
+    };
     second.map_err(|other| {
         if other.reason().is_some() {
             other

@@ -261,6 +261,11 @@ impl Connection {
         accepted
     }
 
+    /// Whether no private token is asked for any more.
+    pub(crate) fn is_admitted(&self) -> bool {
+        self.token.is_none() || self.admitted.load(Ordering::Relaxed)
+    }
+
     /// As [`Self::admitted`]; with a flow the first relay says where the client is.
     fn opened(&self, response: &ResponseHead) -> Result<(), Error> {
         self.admitted(response)?;

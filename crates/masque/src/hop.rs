@@ -250,7 +250,8 @@ impl Hop {
     async fn stream(&self, target: &Target, terms: &Terms) -> Result<Stream, Error> {
         self.ask(terms, |connection| async move {
             let head = self.located(self.credentials.connect(target));
-            if terms.early {
+            // A refused token would be noticed by nobody.
+            if terms.early && connection.is_admitted() {
                 // What is written to a stream that was handed out may have reached the target: it is not asked for again.
                 connection.early_stream(&head, terms.deadline).await
             } else {

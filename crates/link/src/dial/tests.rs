@@ -23,7 +23,7 @@ use tokio::{
     time::Instant,
 };
 
-use self::harness::{Bumpy, LATENCY, Lab, cold, exchange};
+use self::harness::{Bumpy, LATENCY, Lab, cold, exchange, lossy};
 use crate::{Config, Dialer, Link, Peer, QuicLink, server::bind};
 
 async fn quic(lab: &Lab) -> QuicLink {
@@ -205,6 +205,24 @@ async fn another_relay_at_the_address_is_told_by_its_key_and_ends_the_race() {
         assert_eq!(error.unwrap().reason(), Some(Reason::Identity));
     }
     assert!(start.elapsed() < Duration::from_secs(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_answers_tcp_with_a_certificate_of_his_own_ends_no_quic_handshake_that_is_under_way() {
+    let mut lab = Lab::deserted();
+    lab.serve_quic();
+    lab.intercept_tls();
+    let until = Instant::now() + 3 * Config::default().head_start;
+    let path = lossy(lab.overlay(), until);
+    let dialer = Dialer::new(Arc::new(path), lab.peer(), 0, Config::default());
+    let link = dialer.race(&Terms::default()).await.unwrap();
+    assert!(matches!(link, Link::Quic(_)), "{link:?}");
+    // Where QUIC does not come through it is told soon.
+    lab.network.set_fault(Fault::UdpBlocked);
+    let start = Instant::now();
+    let error = lab.dialer(0).race(&Terms::default()).await.unwrap_err();
+    assert_eq!(error.reason(), Some(Reason::Identity));
+    assert!(start.elapsed() < Duration::from_secs(5));
 }
 
 #[tokio::test(start_paused = true)]

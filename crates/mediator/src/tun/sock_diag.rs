@@ -8,6 +8,7 @@
 use std::{
     fmt, io,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
+    ops::Range,
     os::fd::OwnedFd,
 };
 
@@ -40,6 +41,35 @@ pub(crate) struct SockDiag {
     sequence: Mutex<u32>,
     /// The protocols that it can be asked about.
     protocols: Vec<u8>,
+    subordinate: SubordinateUids,
+}
+
+/// The uids that users may take in user namespaces of their own (subuid(5)). Who has some opens sockets as each of them, and is one user all the same.
+#[derive(Debug, Default)]
+struct SubordinateUids(Vec<Range<u32>>);
+
+impl SubordinateUids {
+    /// As they are now.
+    fn of_system() -> Self {
+        let text = std::fs::read_to_string("/etc/subuid");
+        text.map_or_else(|_| Self::default(), |text| Self::parse(&text))
+    }
+
+    fn parse(text: &str) -> Self {
+        let range = |line: &str| {
+            let mut fields = line.split(':').skip(1);
+            let mut number = || fields.next()?.trim().parse::<u32>().ok();
+            let (first, count) = (number()?, number()?);
+            Some(first..first.saturating_add(count))
+        };
+        Self(text.lines().filter_map(range).collect())
+    }
+
+    /// The uid for all of the range that this one is in, if it is in one.
+    fn whole(&self, uid: u32) -> u32 {
+        let range = self.0.iter().find(|range| range.contains(&uid));
+        range.map_or(uid, |range| range.start)
+    }
 }
 
 impl SockDiag {
@@ -69,6 +99,7 @@ impl SockDiag {
             netlink,
             sequence: Mutex::default(),
             protocols: vec![ip::TCP, ip::UDP],
+            subordinate: SubordinateUids::of_system(),
         })
     }
 
@@ -120,7 +151,7 @@ impl SocketOwners for SockDiag {
         match self.ask(protocol, key) {
             Ok(Reply::Socket { state, uid, group }) => {
                 let opened = protocol != ip::TCP || !OWNERLESS_STATES.contains(&state);
-                opened.then(|| User::local(uid, group))
+                opened.then(|| User::local(self.subordinate.whole(uid), group))
             }
             Ok(Reply::Nothing) => None,
             Err(error) => {
@@ -259,6 +290,20 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn who_has_subordinate_uids_is_one_user_by_all_of_them() {
+        let text =
+            "ann:100000:65536\n# none\nbob:165536:2:\n\nbob:x:9\ncarol:7\nhuge:4294967000:65536\n";
+        let subordinate = SubordinateUids::parse(text);
+        let whole = |uid| subordinate.whole(uid);
+        assert_eq!([100_000, 100_001, 165_535].map(whole), [100_000; 3]);
+        assert_eq!([165_536, 165_537].map(whole), [165_536; 2]);
+        assert_eq!(whole(4_294_967_200), 4_294_967_000);
+        for own in [0, 7, 1000, 99_999, 165_538, u32::MAX] {
+            assert_eq!(whole(own), own);
+        }
+    }
 
     fn answer(sequence: u32, state: u8, uid: u32, attributes: &[(u16, Vec<u8>)]) -> Vec<u8> {
         let mut out = vec![0; ANSWER];

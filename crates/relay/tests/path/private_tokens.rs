@@ -225,6 +225,23 @@ async fn a_relay_that_is_shown_no_tokens_costs_those_before_it_none_where_there_
     assert_eq!(scene.shown(0), 1);
 }
 
+#[tokio::test]
+async fn a_token_that_is_refused_is_noticed_where_flows_are_opened_early_too() {
+    let target = targets::tcp_echo().await.into();
+    let terms = Terms::default().early(true);
+    let scene = Scene::new(8, false);
+    let opening = scene.path.open_stream(&target, &terms);
+    let refused = hoplite_testing::soon(opening).await.map(drop);
+    let why = refused.expect_err("of no key that is known").reason();
+    assert_eq!(why, Some(Reason::Authentication));
+    let scene = Scene::new(8, true);
+    for _ in 0..3 {
+        let opening = scene.path.open_stream(&target, &terms);
+        hoplite_testing::soon(opening).await.expect("opened");
+    }
+    assert_eq!([scene.shown(0), scene.shown(1)], [1, 1]);
+}
+
 /// Lets QUIC's handshakes pass, which have long headers, and nothing of what follows.
 fn swallowing() -> Arc<dyn Overlay> {
     let is_handshake = |packet: &[u8]| packet.first().is_some_and(|first| first & 0x80 != 0);

@@ -109,8 +109,19 @@ impl Lab {
     }
 
     pub(super) fn serve_tls(&mut self) {
+        self.serve_tls_with(Arc::clone(&self.tls));
+    }
+
+    /// Somebody on the way answers TCP, with a certificate of his own.
+    pub(super) fn intercept_tls(&mut self) {
+        let certificates = Certificates::new(&identity("relay.example")).unwrap();
+        let tls = server_tls(certificates, &[ALPN_H3, ALPN_H2]).unwrap();
+        self.serve_tls_with(Arc::new(tls));
+    }
+
+    fn serve_tls_with(&mut self, tls: Arc<rustls::ServerConfig>) {
         let mut listener = self.network.listen_at(RELAY);
-        let acceptor = TlsAcceptor::from(Arc::clone(&self.tls));
+        let acceptor = TlsAcceptor::from(tls);
         self.tasks.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
@@ -226,6 +237,18 @@ impl Bumpy {
         moved.store(true, Ordering::Relaxed);
         *moved = Arc::default();
     }
+}
+
+/// A path on which datagrams are lost until then.
+pub(super) fn lossy(below: MemoryOverlay, until: tokio::time::Instant) -> Double {
+    Double::over(below).flows(move |flow| {
+        flow.sends(move |below, cx, batch| {
+            if tokio::time::Instant::now() < until {
+                return Poll::Ready(Ok(()));
+            }
+            below.poll_send(cx, batch)
+        })
+    })
 }
 
 /// An overlay that has to be dialled itself first, once: both kinds of flow wait for the same moment.
