@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use hoplite_relay::{Relay, StartError};
+use hoplite_relay::{Handle, Relay, StartError};
 use hoplite_testing::{
     PATIENCE,
     relay::{config, identity, relay, start},
@@ -57,6 +57,17 @@ async fn a_reload_shows_a_new_certificate_from_the_next_handshake_on() {
 }
 
 /// The first line of what the operator is answered.
+/// A relay that answers who asks for its metrics, also by these names, and where it does.
+fn measured(hosts: &[&str]) -> (Handle, SocketAddr) {
+    let mut config = config();
+    config.metrics.listen = Some("127.0.0.1:0".parse().expect("address"));
+    let hosts = hosts.iter().map(|host| host.parse().expect(host));
+    config.metrics.hosts = hosts.collect();
+    let relay = start(&config);
+    let address = relay.metrics_address().expect("served");
+    (relay, address)
+}
+
 #[expect(
     clippy::disallowed_methods,
     reason = "the operator's prober is no flow"
@@ -79,10 +90,7 @@ async fn probe(address: SocketAddr, what: &str) -> String {
 
 #[tokio::test]
 async fn a_relay_that_drains_lives_and_is_not_ready() {
-    let mut config = config();
-    config.metrics.listen = Some("127.0.0.1:0".parse().expect("address"));
-    let relay = start(&config);
-    let address = relay.metrics_address().expect("served");
+    let (relay, address) = measured(&[]);
     for fine in ["GET /ready", "HEAD /ready", "GET /live"] {
         assert_eq!(probe(address, fine).await, "HTTP/1.1 200 OK");
     }
@@ -104,10 +112,7 @@ async fn a_relay_that_drains_lives_and_is_not_ready() {
     reason = "the operator's prober is no flow"
 )]
 async fn who_connects_to_the_metrics_and_says_nothing_keeps_nobody_out() {
-    let mut config = config();
-    config.metrics.listen = Some("127.0.0.1:0".parse().expect("address"));
-    let relay = start(&config);
-    let address = relay.metrics_address().expect("served");
+    let (_relay, address) = measured(&[]);
     let mut idle = Vec::new();
     for _ in 0..100 {
         let stream = tokio::net::TcpStream::connect(address).await;
@@ -155,11 +160,7 @@ async fn an_address_of_a_relay_does_not_tell_what_ends_connections_at_another() 
 
 #[tokio::test]
 async fn a_page_whose_name_resolves_to_the_relay_reads_no_metrics() {
-    let mut config = config();
-    config.metrics.listen = Some("127.0.0.1:0".parse().expect("address"));
-    config.metrics.hosts = vec!["relay.internal".parse().expect("a name")];
-    let relay = start(&config);
-    let address = relay.metrics_address().expect("served");
+    let (_relay, address) = measured(&["relay.internal"]);
     let port = address.port();
     for own in [
         "localhost",
@@ -188,26 +189,13 @@ async fn a_page_whose_name_resolves_to_the_relay_reads_no_metrics() {
 }
 
 #[tokio::test]
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the operator's scraper is no flow"
-)]
 async fn the_metrics_name_nobody() {
-    let mut config = config();
-    config.metrics.listen = Some("127.0.0.1:0".parse().expect("address"));
-    let relay = start(&config);
+    let (relay, address) = measured(&[]);
     let client = connect(&relay).await;
     client.udp(targets::udp_echo().await).await.echo(b"x").await;
     client.status(tcp("127.0.0.1:1")).await;
     client.status(udp("secret.test:443")).await;
-    let address = relay.metrics_address().expect("served");
-    let mut stream = tokio::net::TcpStream::connect(address)
-        .await
-        .expect("connected");
-    let request = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
-    stream.write_all(request).await.expect("sent");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).await.expect("answered");
+    let text = ask(address, "GET /metrics", "localhost").await;
     assert!(
         text.starts_with("HTTP/1.1 200") && text.contains("# EOF"),
         "{text}"
