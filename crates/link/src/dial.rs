@@ -1,7 +1,12 @@
 //! Dials a relay through an overlay: QUIC, TLS over TCP, or both raced as Happy Eyeballs does (RFC 8305).
 //! The overlay is `direct` for the first hop of a path and the hop before for the others.
 
-use std::{fmt, str::FromStr, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    str::FromStr,
+    sync::{Arc, atomic::AtomicUsize},
+    time::Duration,
+};
 
 use hoplite_crypto::{ALPN_CHANNEL, ALPN_H2, ALPN_H3, Trust, client_tls};
 use hoplite_overlay::{Error, ErrorKind, Isolation, Overlay, Reason, Stream, Terms};
@@ -94,6 +99,7 @@ pub struct QuicLink {
     bypass: Arc<Bypass>,
     pulse: Arc<Pulse>,
     watch: tokio::task::JoinHandle<()>,
+    flows: Arc<AtomicUsize>,
     hop: usize,
 }
 
@@ -189,6 +195,7 @@ impl Dialer {
         let flow_ended = Arc::new(Notify::new());
         let bypass = Arc::<Bypass>::default();
         let pulse = Pulse::new();
+        let flows = Arc::<AtomicUsize>::default();
         let segments = self.config.receive_segments;
         let socket = VirtualSocket::new(flow, flow_ended.clone(), &bypass, &pulse, segments);
         let endpoint = self.endpoint(socket.clone(), timers(&terms.isolation))?;
@@ -218,6 +225,7 @@ impl Dialer {
             bypass: bypass.clone(),
             flow_ended,
             pulse: pulse.clone(),
+            flows: flows.clone(),
         };
         Ok(QuicLink {
             connection,
@@ -225,6 +233,7 @@ impl Dialer {
             bypass,
             pulse,
             watch: tokio::spawn(watch.run()),
+            flows,
             hop: self.place.hop,
         })
     }
@@ -380,6 +389,11 @@ impl QuicLink {
     /// What tells whether it answers, for who does not hold the link itself.
     pub fn pulse(&self) -> &Arc<Pulse> {
         &self.pulse
+    }
+
+    /// How many flows it carries: whoever opens one counts it. One without any has no need to move at once.
+    pub fn flows(&self) -> &Arc<AtomicUsize> {
+        &self.flows
     }
 
     /// Waits until much of what the relay sends is lost, for [`Config::lossy_after`]. Never, where the relay is not the first of its path.

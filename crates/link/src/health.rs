@@ -2,9 +2,17 @@
 //! A suspect link asks its flow first to leave off what may be to blame, forwarded mode below; then it gets a new socket (QUIC migration,
 //! RFC 9000 §9); one that stays silent is given up.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::pending,
+    hash::{BuildHasher, Hasher, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
-use hoplite_overlay::{Overlay, Terms};
+use hoplite_overlay::{Isolation, Overlay, Terms};
 use hoplite_quic::{
     Connection, ConnectionController, Endpoint,
     liveness::{LOOK, Pulse, Silence},
@@ -15,6 +23,9 @@ use tokio::{
 };
 
 use crate::{Bypass, Config, dial::Peer, losses::Losses, socket::VirtualSocket};
+
+/// A link whose flows are at rest moves so long after the one below is lost at the latest, if it is one of an isolation token.
+const LATEST_MOVE: Duration = Duration::from_secs(10);
 
 /// Watches one link; everything it needs to give it a new socket.
 pub(crate) struct Watch {
@@ -30,6 +41,7 @@ pub(crate) struct Watch {
     pub(crate) bypass: Arc<Bypass>,
     pub(crate) flow_ended: Arc<Notify>,
     pub(crate) pulse: Arc<Pulse>,
+    pub(crate) flows: Arc<AtomicUsize>,
 }
 
 impl Watch {
@@ -65,6 +77,9 @@ impl Watch {
             self.pulse.suspect(suspect);
             let calm = last_move.is_none_or(|at| at.elapsed() >= self.suspect_after());
             if ended || self.moved() {
+                if silence.is_still(looked) {
+                    self.stay_hidden().await;
+                }
                 self.move_on(ended, &mut last_move, &mut silence).await;
             } else if !suspect {
                 asked = false;
@@ -129,6 +144,25 @@ impl Watch {
         }
     }
 
+    /// Links of isolation tokens that all moved when the one that they go over is lost would show the relay which of them are one client's. One at rest
+    /// moves when it is used, if only to be kept alive, which each is at times of its own; one that carries flows soon, as its relay may have something to send.
+    async fn stay_hidden(&self) {
+        if self.terms.isolation == Isolation::default() {
+            return;
+        }
+        self.pulse.rest();
+        let latest = async {
+            match self.flows.load(Relaxed) {
+                0 => pending().await,
+                _ => sleep(drawn(LATEST_MOVE)).await,
+            }
+        };
+        tokio::select! {
+            () = self.pulse.used() => {}
+            () = latest => {}
+        }
+    }
+
     /// Gives the link a new socket, calmly: a flow that ends as soon as it is opened is not opened faster for that.
     async fn move_on(
         &mut self,
@@ -189,5 +223,30 @@ impl Watch {
         self.socket = Arc::downgrade(&socket);
         tracing::debug!(hop = self.hop, "a link moves to a new socket");
         self.endpoint.move_to(socket).is_ok()
+    }
+}
+
+/// A time of up to `most` that nobody can tell.
+pub fn drawn(most: Duration) -> Duration {
+    // What a map's keys are hashed with is drawn at random.
+    let number = RandomState::new().build_hasher().finish();
+    let part = u32::try_from(number >> 32).unwrap_or(u32::MAX);
+    most.mul_f64(f64::from(part) / f64::from(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_relay_can_tell_a_time_that_is_drawn() {
+        let most = Duration::from_secs(55);
+        let all: Vec<_> = (0..200).map(|_| drawn(most)).collect();
+        assert!(all.iter().all(|one| *one <= most));
+        for tenth in 0..10 {
+            let (from, to) = (most * tenth / 10, most * (tenth + 1) / 10);
+            let here = all.iter().filter(|one| (from..=to).contains(*one)).count();
+            assert!((1..60).contains(&here), "{here} of 200 in tenth {tenth}");
+        }
     }
 }

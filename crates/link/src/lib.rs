@@ -19,3 +19,4 @@ mod socket;
 pub use bypass::{Beside, Bypass, SHORTEST_ALIAS};
 pub use config::{Config, MTU_SUSPENDED, Pad};
 pub use dial::{Dialer, Link, LinkKind, Peer, QuicLink, TlsLink};
+pub use health::drawn;

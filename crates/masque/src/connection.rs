@@ -50,7 +50,7 @@ pub(crate) struct Connection {
     told: Option<Arc<Told>>,
     /// The link below, if that is QUIC: it knows whether the relay answers, and packets may pass it by.
     link: Option<QuicLink>,
-    flows: AtomicUsize,
+    flows: Arc<AtomicUsize>,
     /// Told when a flow begins.
     used: Notify,
     /// New flows take another connection, and what can move should move there.
@@ -116,13 +116,14 @@ impl Connection {
         token: Option<Shown>,
         told: Option<Arc<Told>>,
     ) -> Self {
+        let flows = link.as_ref().map(QuicLink::flows).cloned();
         Self {
             session,
             token,
             admitted: AtomicBool::new(false),
             told,
             link,
-            flows: AtomicUsize::new(0),
+            flows: flows.unwrap_or_default(),
             used: Notify::new(),
             superseded: AtomicBool::new(false),
             replaced: Notify::new(),

@@ -7,11 +7,11 @@
 
 use std::{
     collections::HashMap,
-    hash::{BuildHasher, Hasher, RandomState},
     sync::{Arc, Weak},
     time::Duration,
 };
 
+use hoplite_link::drawn;
 use hoplite_overlay::{Isolation, Terms};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
@@ -26,14 +26,6 @@ const TOUCH: Duration = Duration::from_secs(20);
 const LATEST: u32 = 12;
 /// And the first one within so many times of that.
 const FIRST: u32 = 4;
-
-/// A time of up to `most` that nobody can tell.
-fn drawn(most: Duration) -> Duration {
-    // What a map's keys are hashed with is drawn at random.
-    let number = RandomState::new().build_hasher().finish();
-    let part = u32::try_from(number >> 32).unwrap_or(u32::MAX);
-    most.mul_f64(f64::from(part) / f64::from(u32::MAX))
-}
 
 /// Which token of ours each token of a user has, and the spare.
 #[derive(Debug)]
@@ -191,18 +183,6 @@ mod tests {
         state.spare = Some(state.number());
         assert_eq!(state.slot(&user("a"), 8), (1, true));
         assert_eq!(state.slot(&user("a"), 8), (1, false));
-    }
-
-    #[test]
-    fn the_last_relay_cannot_tell_when_the_next_spare_comes() {
-        let most = Duration::from_secs(55);
-        let all: Vec<_> = (0..200).map(|_| drawn(most)).collect();
-        assert!(all.iter().all(|one| *one <= most));
-        for tenth in 0..10 {
-            let (from, to) = (most * tenth / 10, most * (tenth + 1) / 10);
-            let here = all.iter().filter(|one| (from..=to).contains(*one)).count();
-            assert!((1..60).contains(&here), "{here} of 200 in tenth {tenth}");
-        }
     }
 
     #[test]

@@ -21,6 +21,10 @@ use crate::Connection;
 pub const LOOK: Duration = Duration::from_millis(500);
 /// What a keep-alive and its answer are at most, in frames each way, with those of three connections more that it carries: all speak at once.
 const MAX_KEEP_ALIVE: u64 = 16;
+/// What a keep-alive and its answer are, with those of a connection that it carries.
+const KEEP_ALIVE: u64 = 4;
+/// After so long without more than that a connection is still.
+const STILL: Duration = Duration::from_secs(2);
 
 /// What has been seen of a connection. Fed with its counters, tells for how long it has been silent.
 #[derive(Debug, Default)]
@@ -28,6 +32,8 @@ pub struct Silence {
     answers: u64,
     asked: u64,
     since: Option<Instant>,
+    /// When more happened last than that it was kept alive.
+    moved: Option<Instant>,
 }
 
 impl Silence {
@@ -39,7 +45,16 @@ impl Silence {
         let asked = eliciting(&stats.frame_tx);
         self.observe(answers, asked, now);
         let news = answers.abs_diff(before.0).max(asked.abs_diff(before.1));
+        if news > KEEP_ALIVE {
+            self.moved = Some(now);
+        }
         news > MAX_KEEP_ALIVE
+    }
+
+    /// Whether its flows have been at rest for a while, and nothing is on its way.
+    pub fn is_still(&self, now: Instant) -> bool {
+        let rests = self.moved.is_some_and(|at| now - at >= STILL);
+        rests && !self.is_waiting()
     }
 
     /// Takes the numbers of frames received and of frames sent that want an answer.

@@ -8,7 +8,7 @@ use std::{
 
 use hoplite_crypto::{ALPN_H3, Certificates, Trust, server_tls};
 use hoplite_overlay::{
-    Direct, ErrorKind, Reason, Terms,
+    Direct, ErrorKind, Isolation, Reason, Terms,
     memory::{Conditions, Fault},
 };
 use hoplite_quic::{ConnectionController, Hooks, server::Secrets};
@@ -386,6 +386,80 @@ async fn a_device_that_moves_takes_its_streams_along() {
         pause(2500).await;
     }
     assert!(link.is_alive());
+}
+
+/// Links of isolation tokens over `path`, which have carried something and are at rest, each with this many flows.
+async fn at_rest<const N: usize>(lab: &Lab, path: &Bumpy, flows: [usize; N]) -> [QuicLink; N] {
+    let dialer = Dialer::new(Arc::clone(&path.overlay), lab.peer(), 1, Config::default());
+    let mut links = Vec::new();
+    for (token, flows) in (0..).zip(flows) {
+        let terms = Terms {
+            isolation: Isolation::new(vec![token]),
+            ..Terms::default()
+        };
+        let link = dialer.quic(&terms).await.unwrap();
+        exchange(link.connection(), b"before").await;
+        link.flows().store(flows, Ordering::Relaxed);
+        links.push(link);
+        pause(3700).await;
+    }
+    links.try_into().unwrap()
+}
+
+/// Who saw all of them move at one moment would know which are one client's.
+#[tokio::test(start_paused = true)]
+async fn links_of_isolation_tokens_that_carry_nothing_move_when_they_are_used() {
+    let lab = Lab::new();
+    let path = Bumpy::new(&lab, 0);
+    let links = at_rest(&lab, &path, [0; 4]).await;
+    let before = lab.client_ports();
+    path.move_away();
+    pause(3000).await;
+    assert_eq!(lab.client_ports().len(), 4);
+    links[2].use_now();
+    pause(100).await;
+    assert_eq!(lab.client_ports().len(), 5);
+    // The others, when each speaks to be kept alive.
+    pause(30_000).await;
+    let mut moves = std::collections::BTreeMap::new();
+    for seen in lab.network.seen() {
+        if lab.client_ports().contains(&seen.from.port()) && !before.contains(&seen.from.port()) {
+            moves.entry(seen.from.port()).or_insert(seen.at);
+        }
+    }
+    let mut at: Vec<_> = moves.into_values().collect();
+    at.sort();
+    assert_eq!(at.len(), 4);
+    for pair in at.windows(2) {
+        let apart = pair[1] - pair[0];
+        assert!(apart > Duration::from_secs(1), "{apart:?}");
+    }
+    for link in &links {
+        exchange(link.connection(), b"after").await;
+    }
+}
+
+/// Its relay may have something to send.
+#[tokio::test(start_paused = true)]
+async fn a_link_of_an_isolation_token_whose_flows_are_at_rest_moves_soon_and_one_in_use_at_once() {
+    let lab = Lab::new();
+    let path = Bumpy::new(&lab, 0);
+    let [resting, used] = at_rest(&lab, &path, [1, 1]).await;
+    let (mut send, mut receive) = used.connection().open_bi().await.unwrap();
+    let mut say = async |times| {
+        for _ in 0..times {
+            send.write_all(b"hello!").await.unwrap();
+            receive.read_exact(&mut [0; 6]).await.unwrap();
+        }
+    };
+    say(50).await;
+    let ports = lab.client_ports().len();
+    path.move_away();
+    say(20).await;
+    assert!(lab.client_ports().len() > ports, "the one in use");
+    pause(13_000).await;
+    assert_eq!(lab.client_ports().len(), ports + 2);
+    assert!(resting.is_alive());
 }
 
 #[tokio::test(start_paused = true)]
