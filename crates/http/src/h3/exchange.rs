@@ -550,7 +550,10 @@ impl DataReceiver {
 
     fn poll_chunks(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), H3Error>> {
         let mut chunks = [const { Bytes::new() }; CHUNKS];
-        let read = ready!(self.stream.poll_read_chunks(cx, &mut chunks));
+        // What follows a head may have to wait for a target that is long in coming: it does so where the peer has used up credit for it.
+        let most = if self.stage == Stage::Head { 1 } else { CHUNKS };
+        let wanted = chunks.get_mut(..most).unwrap_or_default();
+        let read = ready!(self.stream.poll_read_chunks(cx, wanted));
         let count = read.map_err(|error| self.end(error.into()))?;
         match count {
             Some(count) => self.raw.extend(chunks.into_iter().take(count)),

@@ -30,6 +30,25 @@ async fn informational_responses_come_before_the_final_one() {
     );
 }
 
+/// A target may be long in coming. Until then it waits where the client has used up credit for it.
+#[tokio::test]
+async fn of_what_follows_a_request_no_more_than_a_packet_is_read_before_it_is_asked_for() {
+    let pair = pair().await;
+    let request = RequestHead::connect("a:1");
+    let near = pair.client.request(&request).await.expect("sent");
+    let (mut sender, _receiver) = near.split();
+    sender.write(vec![7; 10_000].into()).await.expect("open");
+    let far = soon(pair.server.accept()).await.expect("arrives").exchange;
+    let (_sender, mut receiver) = far.split();
+    let unread = receiver.unread();
+    assert!(unread <= 2048, "{unread}");
+    let mut rest = 10_000;
+    while rest > 0 {
+        let part = soon(receiver.data()).await.expect("goes on");
+        rest -= part.expect("more").len();
+    }
+}
+
 #[tokio::test]
 async fn a_dropped_stream_is_no_complete_one() {
     let pair = pair().await;

@@ -505,7 +505,7 @@ impl RecvStream {
         }
     }
 
-    /// Puts what has arrived into `pieces`, one after the other, 64 KiB at most; how many. `None` at the end.
+    /// Puts what has arrived into `pieces`, one after the other, 64 KiB at most, and no more than as many packets bring; how many pieces. `None` at the end.
     ///
     /// # Errors
     /// The stream broke.
@@ -514,7 +514,7 @@ impl RecvStream {
         cx: &Context<'_>,
         pieces: &mut [Bytes],
     ) -> Poll<Result<Option<usize>, ReadError>> {
-        let mut left = MOST_READ;
+        let mut left = MOST_READ.min(PACKET.saturating_mul(pieces.len()));
         let take = |chunks: &mut Chunks<'_>, count: &mut usize| {
             for piece in pieces.iter_mut() {
                 if left == 0 {
@@ -540,7 +540,7 @@ impl RecvStream {
         self.poll_with(cx, true, 0, take, |count| *count > 0)
     }
 
-    /// Puts what has arrived into `pieces`, one after the other; how many. `None` at the end.
+    /// As [`Self::poll_read_chunks`].
     ///
     /// # Errors
     /// The stream broke.
