@@ -17,14 +17,14 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
 use hoplite_link::LinkKind;
 use hoplite_overlay::{Error, ErrorKind, Reason};
-use hoplite_wire::{Host, Target};
+use hoplite_wire::{Host, Target, networks::host_network};
 use tokio::{sync::SetOnce, time::Instant};
 
 use super::{
@@ -497,7 +497,7 @@ impl<C: TableChannel> Table<C> {
     fn keep(&mut self, identity: &[u8; 32], channel: C, dialled: Option<&Target>) {
         let place = dialled
             .and_then(place_of)
-            .or_else(|| channel.remote().map(place));
+            .or_else(|| channel.remote().map(host_network));
         let listed = dialled.is_some_and(|target| self.lists_at(identity, target));
         let is_known_there = channel.is_peer_address_confirmed() || listed;
         let priority = match (
@@ -762,18 +762,8 @@ pub(super) fn next_retry(first: Duration, doublings: u32) -> Duration {
     first.saturating_mul(longer).min(QUIC_RETRY_AT_MOST)
 }
 
-/// What counts as one: an IPv4 address or an IPv6 /64.
-fn place(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V4(address) => address.into(),
-        IpAddr::V6(address) => {
-            Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into()
-        }
-    }
-}
-
 fn place_of(target: &Target) -> Option<IpAddr> {
-    socket(target).map(|address| place(address.ip()))
+    socket(target).map(|address| host_network(address.ip()))
 }
 
 fn socket(target: &Target) -> Option<SocketAddr> {

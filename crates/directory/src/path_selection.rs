@@ -6,13 +6,14 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    net::IpAddr,
+    net::SocketAddr,
     sync::Arc,
 };
 
 use hoplite_wire::{
     Protocols,
     directory::{Descriptor, Key, List, RelayFlags},
+    networks::network,
 };
 
 use crate::tor::{self, TorRelay};
@@ -630,27 +631,10 @@ fn are_one_region((a, b): (Option<&String>, Option<&String>)) -> bool {
 }
 
 fn are_neighbours(a: &Descriptor, b: &Descriptor) -> bool {
-    let prefixes: Vec<_> = b
-        .addresses
-        .iter()
-        .map(|address| prefix(address.ip()))
-        .collect();
+    let of = |address: &SocketAddr| network(address.ip(), 16, 32);
+    let networks: Vec<_> = b.addresses.iter().map(of).collect();
     let mut own = a.addresses.iter();
-    own.any(|address| prefixes.contains(&prefix(address.ip())))
-}
-
-/// The family, and the first 16 or 32 bits.
-fn prefix(ip: IpAddr) -> (bool, [u8; 4]) {
-    match ip {
-        IpAddr::V4(v4) => {
-            let [a, b, ..] = v4.octets();
-            (false, [a, b, 0, 0])
-        }
-        IpAddr::V6(v6) => {
-            let [a, b, c, d, ..] = v6.octets();
-            (true, [a, b, c, d])
-        }
-    }
+    own.any(|address| networks.contains(&of(address)))
 }
 
 /// How likely a relay is in each position. What both ingress and egress can do is shared out so that neither end of paths is starved.

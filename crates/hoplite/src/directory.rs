@@ -28,6 +28,7 @@ use hoplite_overlay::{Direct, Overlay, Terms};
 use hoplite_wire::{
     Host, Target,
     directory::{Key, Source},
+    networks::host_network,
     tor::bandwidth_file::{self, BandwidthFile},
 };
 use parking_lot::{Mutex, MutexGuard};
@@ -41,7 +42,6 @@ use tracing::{debug, info, warn};
 
 use crate::{
     config::{self, directory::Config},
-    http_server::client,
     identity,
     list_server::Given,
     process::{self, Asked, Signals},
@@ -591,11 +591,11 @@ async fn locate(shared: &Shared, others: &[Source]) {
         let mut found = HashSet::new();
         for Source { address, .. } in others {
             match &address.host {
-                Host::Ip(ip) => found.extend([client(*ip)]),
+                Host::Ip(ip) => found.extend([host_network(*ip)]),
                 Host::Name(name) => {
                     let terms = Terms::default().within(LOOKUP_TIMEOUT);
                     let addresses = overlay.resolve(name.as_str(), &terms).await;
-                    found.extend(addresses.into_iter().flatten().map(client));
+                    found.extend(addresses.into_iter().flatten().map(host_network));
                 }
             }
         }

@@ -5,7 +5,6 @@
 use std::{
     borrow::Cow,
     fmt,
-    net::IpAddr,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -19,10 +18,13 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use hoplite_crypto::{ALPN_HTTP1, Certificates, Tokens, server_tls};
 use hoplite_tokens::{Allowance, BearerRefused, Issuer, IssuerError, IssuerKey};
-use hoplite_wire::privacy_pass::{
-    BATCH_REQUEST_TYPE, BATCH_RESPONSE_TYPE, BlindedMessage, LONGEST_REQUEST, PrivacyPassError,
-    REQUEST_TYPE, RESPONSE_TYPE, TokenRequest, TokenResponse, TokenType, decode_batch,
-    encode_batch_response,
+use hoplite_wire::{
+    networks::{host_network, site_network},
+    privacy_pass::{
+        BATCH_REQUEST_TYPE, BATCH_RESPONSE_TYPE, BlindedMessage, LONGEST_REQUEST, PrivacyPassError,
+        REQUEST_TYPE, RESPONSE_TYPE, TokenRequest, TokenResponse, TokenType, decode_batch,
+        encode_batch_response,
+    },
 };
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
@@ -41,7 +43,7 @@ use zeroize::Zeroizing;
 use crate::{
     config::issuer::{self as config, Config, Limits},
     directory::now,
-    http_server::{Bounds, Client, Place, Places, Rate, Rates, client, converse_over},
+    http_server::{Bounds, Client, Place, Places, Rate, Rates, converse_over},
     identity::{self, Files},
     issuer_keys::DIRECTORY,
     openid::{Provider, Unknown},
@@ -186,9 +188,9 @@ async fn serve(listener: &TcpListener, server: &Arc<Server>) {
             sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let from = client(address.ip());
+        let from = host_network(address.ip());
         // By network alone: connections cost who opens them nothing, and should use up nothing that others need.
-        if !handshakes.take(site(from), 1, true) {
+        if !handshakes.take(site_network(from), 1, true) {
             continue;
         }
         let place = places.enter(Client {
@@ -196,14 +198,6 @@ async fn serve(listener: &TcpListener, server: &Arc<Server>) {
             is_known: false,
         });
         tokio::spawn(converse(stream, Arc::clone(server), Arc::new(place)));
-    }
-}
-
-/// Of IPv6 the /48, which one site may have whole.
-fn site(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V6(ip) => IpAddr::V6((ip.to_bits() & u128::MAX << 80).into()),
-        v4 @ IpAddr::V4(_) => v4,
     }
 }
 

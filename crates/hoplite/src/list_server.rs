@@ -6,7 +6,7 @@ use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use hoplite_directory::{DIFF_FROM, ListCache, Store};
 use hoplite_relay::{Config, config::CacheLimits};
-use hoplite_wire::{content_coding::Encoding, directory::list_diff};
+use hoplite_wire::{content_coding::Encoding, directory::list_diff, networks::host_network};
 use http::{HeaderMap, Method, Request, StatusCode, header};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
@@ -14,7 +14,7 @@ use tokio::{net::TcpListener, task::spawn_blocking, time::sleep};
 use tracing::warn;
 
 use crate::{
-    http_server::{Answer, Client, Places, Rate, Rates, client, converse},
+    http_server::{Answer, Client, Places, Rate, Rates, converse},
     say::Failure,
 };
 
@@ -162,7 +162,7 @@ impl ListServer {
                 continue;
             };
             let client = Client {
-                address: client(address.ip()),
+                address: host_network(address.ip()),
                 is_known: false,
             };
             let place = places.enter(client);

@@ -13,6 +13,7 @@ use std::{
     sync::Arc,
 };
 
+use hoplite_wire::networks::host_network;
 use parking_lot::{Mutex, MutexGuard};
 
 /// Whose programs have flows.
@@ -45,11 +46,7 @@ impl User {
 
     /// The program at an address.
     pub(crate) fn at(source: IpAddr) -> Self {
-        let host = match source.to_canonical() {
-            IpAddr::V6(ip) => IpAddr::V6((ip.to_bits() >> 64 << 64).into()),
-            v4 => v4,
-        };
-        let owner = Owner::Address(host);
+        let owner = Owner::Address(host_network(source));
         Self { owner, group: 0 }
     }
 }

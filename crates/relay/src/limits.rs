@@ -18,6 +18,7 @@ use std::{
 };
 
 use arc_swap::{ArcSwap, Guard};
+use hoplite_wire::networks::customer_network;
 use parking_lot::Mutex;
 
 use crate::{
@@ -194,11 +195,7 @@ impl Quotas {
 
     /// The client at this address: an IPv4 address, or an IPv6 /56 (what one customer gets, RFC 6177).
     pub(crate) fn by_address(&self, ip: IpAddr) -> ClientKey {
-        let prefix = match ip.to_canonical() {
-            IpAddr::V4(ip) => u128::from(u32::from(ip)),
-            IpAddr::V6(ip) => u128::from(ip) >> 72 | 1 << 64,
-        };
-        ClientKey(self.hasher.hash_one(prefix))
+        ClientKey(self.hasher.hash_one(customer_network(ip)))
     }
 
     /// The holder of the token with this index.

@@ -21,6 +21,7 @@ pub mod http_datagram;
 pub mod http_head;
 pub mod ip;
 pub mod line_diff;
+pub mod networks;
 mod onion_key;
 pub mod privacy_pass;
 mod protocols;

@@ -30,6 +30,7 @@ use hoplite_overlay::{Direct, Overlay};
 use hoplite_wire::{
     Target,
     directory::{Descriptor, Key},
+    networks::host_network,
     tor::bandwidth_file::ALL,
 };
 use serde::{Deserialize, Serialize};
@@ -119,7 +120,7 @@ async fn serve(listener: TcpListener, expected: Expected, connections: usize) {
         match listener.accept().await {
             Ok((stream, from)) => {
                 let from = http_server::Client {
-                    address: http_server::client(from.ip()),
+                    address: host_network(from.ip()),
                     is_known: false,
                 };
                 let place = Arc::new(places.enter(from));

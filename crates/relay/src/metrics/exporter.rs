@@ -17,7 +17,7 @@ use std::{
 
 use bytes::Bytes;
 use hoplite_http::h3::Counters;
-use hoplite_wire::Host;
+use hoplite_wire::{Host, networks::host_network};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, uri::Authority};
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -98,7 +98,7 @@ impl Exporter {
                 drop(tokio::time::timeout(CONNECTION_TIMEOUT, connection).await);
             });
             scrapers.enter(Scraper {
-                from: network(from.ip()),
+                from: host_network(from.ip()),
                 has_asked,
                 serving: connection.abort_handle(),
             });
@@ -180,14 +180,6 @@ impl Scrapers {
         if let Some(displaced) = first.and_then(|place| self.0.remove(place)) {
             displaced.serving.abort();
         }
-    }
-}
-
-/// The network of an address.
-fn network(ip: IpAddr) -> IpAddr {
-    match ip.to_canonical() {
-        IpAddr::V6(ip) => IpAddr::V6((ip.to_bits() & u128::MAX << 64).into()),
-        v4 @ IpAddr::V4(_) => v4,
     }
 }
 
@@ -410,7 +402,7 @@ mod tests {
         let mut enter = |from: &str, asks| {
             let connection = tokio::spawn(std::future::pending::<()>());
             scrapers.enter(Scraper {
-                from: network(from.parse().expect("an address")),
+                from: host_network(from.parse().expect("an address")),
                 has_asked: Arc::new(AtomicBool::new(asks)),
                 serving: connection.abort_handle(),
             });

@@ -64,7 +64,7 @@ fn assert_two(a: &Descriptor, b: &Descriptor, apart: Apart) -> Result<(), TestCa
     prop_assert_ne!(a.identity, b.identity);
     prop_assert!(a.pin.is_none() || a.pin != b.pin);
     prop_assert!(a.onion.is_none() || a.onion != b.onion);
-    let net = |ip: IpAddr| ip.to_string().split('.').nth(1).map(str::to_owned);
+    let net = |ip: std::net::IpAddr| ip.to_string().split('.').nth(1).map(str::to_owned);
     for (one, other) in a
         .addresses
         .iter()
