@@ -14,7 +14,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_wire::content_coding::Encoding;
+use hoplite_wire::{content_coding::Encoding, networks::network};
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -376,8 +376,12 @@ pub(crate) struct Rate {
     pub(crate) each: u64,
 }
 
+/// A network that takes no more than this part of one address's share is quiet.
+const QUIET: u64 = 8;
+
 /// How fast an authority is asked: buckets that fill within a minute, one for all and one for each address (IPv6: /64). The last quarter of what is
-/// for all is kept for addresses that have asked for little, so that a few that ask for much leave the others something.
+/// for all is kept for networks (IPv4: /24, IPv6: /48) that ask for little, so that a few that ask for much, from however many of their addresses, leave the
+/// others something.
 #[derive(Debug)]
 pub(crate) struct Rates {
     rate: Rate,
@@ -385,6 +389,8 @@ pub(crate) struct Rates {
     each: HashMap<IpAddr, Bucket>,
     /// Those that found no place.
     rest: Bucket,
+    /// What networks may take and be quiet. Those that find no place are not.
+    quiet: HashMap<IpAddr, Bucket>,
 }
 
 /// What is left, at a moment.
@@ -412,18 +418,14 @@ impl Bucket {
         self.at = now;
     }
 
+    fn is_full(&self, rate: u64) -> bool {
+        self.is_above(rate, 1.0)
+    }
+
     fn is_above(&self, rate: u64, part: f64) -> bool {
         #[expect(clippy::cast_precision_loss, reason = "rates are far below 2^52")]
         let most = rate as f64;
         self.left >= most * part
-    }
-}
-
-/// Whom an address stands for.
-pub(crate) fn client(ip: IpAddr) -> IpAddr {
-    match ip.to_canonical() {
-        IpAddr::V6(ip) => IpAddr::V6((ip.to_bits() & u128::MAX << 64).into()),
-        v4 @ IpAddr::V4(_) => v4,
     }
 }
 
@@ -435,6 +437,7 @@ impl Rates {
             all: Bucket::full(rate.all, now),
             each: HashMap::new(),
             rest: Bucket::full(rate.each, now),
+            quiet: HashMap::new(),
         }
     }
 
@@ -445,15 +448,27 @@ impl Rates {
         self.all.fill(rate.all, now);
         let full = Bucket::full(rate.each, now);
         if !self.each.contains_key(&client) && self.each.len() >= APART {
-            self.sweep(now);
+            sweep(&mut self.each, rate.each, now);
         }
+        let (place, quiet) = (network(client, 24, 48), rate.each / QUIET);
+        if !self.quiet.contains_key(&place) && self.quiet.len() >= APART {
+            sweep(&mut self.quiet, quiet, now);
+        }
+        if self.quiet.len() < APART {
+            let full = Bucket::full(quiet, now);
+            self.quiet.entry(place).or_insert(full);
+        }
+        let mut of_network = self.quiet.get_mut(&place);
+        let is_quiet = of_network.as_mut().is_some_and(|network| {
+            network.fill(quiet, now);
+            network.left > 0.0
+        });
         let own = if self.each.len() < APART || self.each.contains_key(&client) {
             self.each.entry(client).or_insert(full)
         } else {
             &mut self.rest
         };
         own.fill(rate.each, now);
-        let is_quiet = own.is_above(rate.each, 0.75);
         #[expect(
             clippy::cast_precision_loss,
             reason = "amounts are at most a list's bytes"
@@ -465,20 +480,22 @@ impl Rates {
             return false;
         }
         own.left -= amount;
+        if let Some(network) = of_network {
+            network.left = (network.left - amount).max(-amount);
+        }
         if !is_first {
             self.all.left -= amount;
         }
         true
     }
+}
 
-    /// Forgets who is at rest.
-    fn sweep(&mut self, now: Instant) {
-        let each = self.rate.each;
-        self.each.retain(|_, bucket| {
-            bucket.fill(each, now);
-            !bucket.is_above(each, 1.0)
-        });
-    }
+/// Forgets who is at rest.
+fn sweep(buckets: &mut HashMap<IpAddr, Bucket>, rate: u64, now: Instant) {
+    buckets.retain(|_, bucket| {
+        bucket.fill(rate, now);
+        !bucket.is_full(rate)
+    });
 }
 
 #[cfg(test)]
@@ -600,7 +617,27 @@ mod rates_tests {
     use super::*;
 
     fn ip(n: u8) -> IpAddr {
-        IpAddr::from([192, 0, 2, n])
+        IpAddr::from([192, 0, n, 1])
+    }
+
+    /// Each of them takes no more than it may.
+    #[tokio::test(start_paused = true)]
+    async fn addresses_of_one_site_leave_the_quiet_a_quarter_however_many_they_are() {
+        let mut rates = Rates::new(Rate {
+            all: 1000,
+            each: 100,
+        });
+        let of_site = |n: u16| IpAddr::from([0x2001, 0xdb8, 1, n, 0, 0, 0, 0]);
+        let other = IpAddr::from([0x2001, 0xdb8, 2, 0, 0, 0, 0, 0]);
+        for second in 0..120 {
+            for n in 0..64 {
+                rates.take(of_site(n), 1, false);
+            }
+            if second % 10 == 0 {
+                assert!(rates.take(other, 1, false), "after {second} s");
+            }
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -610,7 +647,7 @@ mod rates_tests {
             |rates: &mut Rates, n, first| (0..100).filter(|_| rates.take(ip(n), 1, first)).count();
         assert_eq!(took(&mut rates, 1, false), 40);
         assert_eq!(took(&mut rates, 2, false), 36, "three quarters are gone");
-        assert_eq!(took(&mut rates, 3, false), 11, "then it is quiet no more");
+        assert_eq!(took(&mut rates, 3, false), 5, "then it is quiet no more");
         assert!(rates.take(ip(4), 1, false));
         assert_eq!(
             took(&mut rates, 5, true),
@@ -619,14 +656,5 @@ mod rates_tests {
         );
         tokio::time::advance(Duration::from_secs(60)).await;
         assert_eq!(took(&mut rates, 1, false), 40);
-    }
-
-    #[test]
-    fn addresses_of_one_ipv6_subnet_are_one_client() {
-        let ip = |text: &str| client(text.parse().expect("an address"));
-        assert_eq!(ip("2001:db8:1:2::1"), ip("2001:db8:1:2:ffff::9"));
-        assert_ne!(ip("2001:db8:1:2::1"), ip("2001:db8:1:3::1"));
-        assert_eq!(ip("::ffff:192.0.2.1"), ip("192.0.2.1"));
-        assert_ne!(ip("192.0.2.2"), ip("192.0.2.1"));
     }
 }

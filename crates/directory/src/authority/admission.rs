@@ -15,6 +15,7 @@ use std::{
 use hoplite_config::ConfigError;
 use hoplite_wire::{
     directory::{Descriptor, Key, RELAYS, SignedDescriptor},
+    networks::{host_network, network},
     special,
 };
 use serde::{Deserialize, Deserializer, de};
@@ -199,26 +200,43 @@ struct Tested {
 #[derive(Debug)]
 struct Waiting {
     signed: SignedDescriptor,
-    /// From where it was handed in; none if it was here before a restart.
+    /// The network from which it was handed in, and the host there; none if it was here before a restart.
     from: Option<IpAddr>,
+    host: Option<IpAddr>,
     /// Since when it had passed its tests before a restart.
     since: Option<u64>,
+    /// Such a one has failed since: when it is tested again, and until when.
+    retried: Option<Retried>,
     arrived: u64,
 }
 
-/// The first bits of an address, by family.
-fn network(ip: IpAddr, v4: u32, v6: u32) -> IpAddr {
-    match ip.to_canonical() {
-        IpAddr::V4(ip) => {
-            let mask = u32::MAX.checked_shl(32u32.saturating_sub(v4)).unwrap_or(0);
-            IpAddr::V4((ip.to_bits() & mask).into())
-        }
-        IpAddr::V6(ip) => {
-            let mask = u128::MAX
-                .checked_shl(128u32.saturating_sub(v6))
-                .unwrap_or(0);
-            IpAddr::V6((ip.to_bits() & mask).into())
-        }
+#[derive(Clone, Copy, Debug)]
+struct Retried {
+    next: u64,
+    until: u64,
+}
+
+/// The network that hands in from a host: what one customer, or one site, has.
+fn site_of(host: IpAddr) -> IpAddr {
+    network(host, 24, 48)
+}
+
+/// One that waits and was handed in.
+#[derive(Clone, Copy, Debug)]
+struct Handed {
+    identity: Key,
+    host: IpAddr,
+    arrived: u64,
+}
+
+impl Waiting {
+    /// After a test that failed: whether it had passed before a restart, and has as long as tested relays have. It may be our own network that was not there.
+    fn is_tried_again(&mut self, retest: u64, now: u64) -> bool {
+        let until = now.saturating_add(retest.saturating_mul(2));
+        let until = self.retried.map_or(until, |retried| retried.until);
+        let next = now.saturating_add(retest / 4);
+        self.retried = Some(Retried { next, until });
+        self.since.is_some() && next <= until
     }
 }
 
@@ -461,17 +479,19 @@ impl Pool {
                 known: false,
             });
         }
-        let from = from.map(|ip| network(ip, 24, 48));
+        let host = from.map(host_network);
         let gone = if self.waiting.contains_key(&identity) {
             None
         } else {
-            self.make_room(from, rules)?
+            self.make_room(host, rules)?
         };
         self.arrived = self.arrived.saturating_add(1);
         let waiting = Waiting {
             signed,
-            from,
+            from: host.map(site_of),
+            host,
             since: self.waiting.get(&identity).and_then(|before| before.since),
+            retried: None,
             arrived: self.arrived,
         };
         self.waiting.insert(identity, waiting);
@@ -503,7 +523,11 @@ impl Pool {
         let waiting = self.waiting.get(identity).map(|waiting| &waiting.signed);
         let known = tested.into_iter().chain(waiting);
         let known = known.map(|known| known.descriptor.published).max();
-        let is_private = |address: &SocketAddr| special::is_special_purpose(address.ip());
+        // What carries an IPv4 address is that one over again, to where no cap of addresses sees it.
+        let is_private = |address: &SocketAddr| {
+            let ip = address.ip().to_canonical();
+            special::is_special_purpose(ip) || !special::carried(ip).is_empty()
+        };
         let is_listed = rules.only.is_empty() || rules.only.contains(identity);
         let is_full = tested.is_none() && self.tested.len() >= rules.relays;
         let wrongs = [
@@ -555,37 +579,69 @@ impl Pool {
         })
     }
 
-    /// A place among those that wait, for who hands in from `from`: at the cost of its own oldest, or of the last of whom has the most.
+    /// A place among those that wait, for who hands in from `host`. Where its network has no more, the host there that has most gives its last, if that is
+    /// more, or this one its own oldest. Where there are no more at all it is the wide network with most, or the narrow one. What is under test stays.
     fn make_room(
         &mut self,
-        from: Option<IpAddr>,
+        host: Option<IpAddr>,
         rules: &Admission,
     ) -> Result<Option<Key>, Rejected> {
-        let Some(from) = from else { return Ok(None) };
-        let mut of_network = HashMap::<IpAddr, Vec<(u64, Key)>>::new();
-        let mut all = 0usize;
-        for (identity, waiting) in &self.waiting {
-            if let Some(network) = waiting.from {
-                all = all.saturating_add(1);
-                of_network
-                    .entry(network)
-                    .or_default()
-                    .push((waiting.arrived, *identity));
-            }
-        }
-        let own = of_network.get(&from).map_or(&[][..], Vec::as_slice);
-        let gone = if own.len() >= rules.untested_per_network {
-            own.iter().min()
-        } else if all >= rules.untested {
-            let most = of_network.values().max_by_key(|network| network.len());
-            let most = most.filter(|most| most.len() > own.len().saturating_add(1));
-            most.ok_or(Rejected::Busy)?.iter().max()
+        let Some(host) = host else { return Ok(None) };
+        let all = self.waiting.iter();
+        let all = all.filter_map(|(identity, waiting)| {
+            Some(Handed {
+                identity: *identity,
+                host: waiting.host?,
+                arrived: waiting.arrived,
+            })
+        });
+        let all: Vec<_> = all.collect();
+        let home = site_of(host);
+        let here: Vec<_> = all
+            .iter()
+            .filter(|one| site_of(one.host) == home)
+            .copied()
+            .collect();
+        let gone = if here.len() >= rules.untested_per_network {
+            let own = here.iter().filter(|one| one.host == host);
+            let own = own.min_by_key(|one| one.arrived).copied();
+            self.last_of_most(&here, host, |host| host).or(own)
+        } else if all.len() >= rules.untested {
+            let wide = |host| network(host, 16, 32);
+            let most = self.last_of_most(&all, host, wide);
+            most.or_else(|| self.last_of_most(&all, host, site_of))
         } else {
-            None
+            return Ok(None);
         };
-        let gone = gone.map(|(_, identity)| *identity);
-        gone.iter().for_each(|gone| drop(self.waiting.remove(gone)));
-        Ok(gone)
+        let gone = gone.ok_or(Rejected::Busy)?.identity;
+        self.waiting.remove(&gone);
+        Ok(Some(gone))
+    }
+
+    /// Of the network with the most, the last that came, if that has more than `host`'s would have with one more.
+    fn last_of_most(
+        &self,
+        all: &[Handed],
+        host: IpAddr,
+        network: impl Fn(IpAddr) -> IpAddr,
+    ) -> Option<Handed> {
+        let mut counts = HashMap::<IpAddr, usize>::new();
+        for one in all {
+            let count = counts.entry(network(one.host)).or_default();
+            *count = count.saturating_add(1);
+        }
+        let own = counts.get(&network(host)).copied().unwrap_or(0);
+        let (most, count) = counts.into_iter().max_by_key(|(_, count)| *count)?;
+        if count <= own.saturating_add(1) {
+            return None;
+        }
+        let is_under_test = |one: &&Handed| {
+            let mut under_way = self.under_way.values();
+            under_way.any(|test| test.identity == one.identity)
+        };
+        let those = all.iter().filter(|one| network(one.host) == most);
+        let those = those.filter(|one| !is_under_test(one));
+        those.max_by_key(|one| one.arrived).copied()
     }
 
     /// What is to be tested now. Of each network's the first comes first, then of each the second; no address of new ones is tested twice at once. Three of
@@ -595,7 +651,7 @@ impl Pool {
         let mut chosen = Vec::new();
         let mut under_way = Vec::new();
         let mut dialled = Dialled::of(&self.under_way);
-        for next in self.due(now).into_iter().chain(self.new_ones()) {
+        for next in self.due(now).into_iter().chain(self.new_ones(now)) {
             let Next {
                 relay,
                 network,
@@ -638,8 +694,9 @@ impl Pool {
     }
 
     /// Those that wait, round by round of the networks that handed them in; first those that had passed before a restart.
-    fn new_ones(&self) -> Vec<Next<'_>> {
+    fn new_ones(&self, now: u64) -> Vec<Next<'_>> {
         let mut waiting: Vec<_> = self.waiting.values().collect();
+        waiting.retain(|waiting| waiting.retried.is_none_or(|retried| retried.next <= now));
         waiting.sort_by_key(|waiting| waiting.arrived);
         let of = |had_passed: bool| {
             let these = waiting
@@ -708,8 +765,12 @@ impl Pool {
             return None;
         }
         // Another descriptor of it may have come meanwhile: that waits for its own.
-        let same = self.waiting.get(&identity);
-        same.filter(|waiting| is_same_place(&waiting.signed.descriptor, &probe.relay))?;
+        let same = self.waiting.get_mut(&identity);
+        let waiting =
+            same.filter(|waiting| is_same_place(&waiting.signed.descriptor, &probe.relay))?;
+        if !passed && waiting.is_tried_again(rules.retest.as_secs(), now) {
+            return None;
+        }
         let waiting = self.waiting.remove(&identity)?;
         let known = self.tested.get(&identity).map(|tested| tested.since);
         let has_room = known.is_some() || self.tested.len() < rules.relays;

@@ -9,8 +9,13 @@ use serde::Deserialize;
 
 use super::uptime::Record;
 
-/// While half of the relays are known for less, nobody is told apart: seconds would decide who may be a guard.
+/// While seven eighths of the relays are known for less, only who reaches what the file says is told apart: seconds would decide who may be a guard.
 const YOUNG: u64 = 3600;
+
+/// Of these parts of the relays the young do not decide what is asked of all: whoever runs more relays than there are others would have none asked for
+/// anything, and his own as soon as the others.
+const OLDEST_EIGHTH: (usize, usize) = (7, 8);
+const OLDEST_QUARTER: (usize, usize) = (3, 4);
 
 /// What flags ask for: `[flags]` in the authority's file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -18,14 +23,14 @@ const YOUNG: u64 = 3600;
 pub struct FlagRules {
     /// Whether any are voted for, but those for onion services.
     pub vote: bool,
-    /// Who is there for so long at a time is stable; or for as long as half of the relays.
+    /// Who is there for so long at a time is stable; or for as long as a quarter of the relays.
     #[serde(deserialize_with = "hoplite_config::seconds")]
     pub stable: std::time::Duration,
     /// Who carries so many bytes a second is fast; or as much as seven eighths of the relays.
     pub fast: u64,
     /// Who carries so many bytes a second may be a guard; or as much as the fastest quarter.
     pub guard: u64,
-    /// Who is known for so long may be a guard; or for as long as half of the relays.
+    /// Who is known for so long may be a guard; or for as long as an eighth of the relays.
     #[serde(deserialize_with = "hoplite_config::seconds")]
     pub guard_known: std::time::Duration,
     /// Who is there for so many hundredths of the time may be a guard; or for as many as half of the relays.
@@ -83,28 +88,32 @@ struct Thresholds {
     guard: u64,
     known: u64,
     part: u64,
-    is_young: bool,
 }
 
 impl Thresholds {
     fn of(relays: &[Running], rules: &FlagRules) -> Self {
-        let at_most = |most: u64, (share, of): (usize, usize), value: fn(&Running) -> u64| {
-            quantile(relays.iter().map(value).collect(), share, of).min(most)
+        let above = |(share, of): (usize, usize), value: fn(&Running) -> u64| {
+            quantile(relays.iter().map(value).collect(), share, of)
         };
-        let half = (1, 2);
+        let known = above(OLDEST_EIGHTH, |relay| relay.record.known);
+        let most = Self {
+            stable: rules.stable.as_secs(),
+            fast: rules.fast,
+            guard: rules.guard,
+            known: rules.guard_known.as_secs(),
+            part: rules.guard_uptime.saturating_mul(10),
+        };
+        if known < YOUNG {
+            return most;
+        }
         Self {
-            stable: at_most(rules.stable.as_secs(), half, |relay| {
-                relay.record.between_failures
-            }),
-            fast: at_most(rules.fast, (1, 8), |relay| relay.bandwidth),
-            guard: at_most(rules.guard, (3, 4), |relay| relay.bandwidth),
-            known: at_most(rules.guard_known.as_secs(), half, |relay| {
-                relay.record.known
-            }),
-            part: at_most(rules.guard_uptime.saturating_mul(10), half, |relay| {
-                relay.record.part
-            }),
-            is_young: at_most(YOUNG, half, |relay| relay.record.known) < YOUNG,
+            stable: most
+                .stable
+                .min(above(OLDEST_QUARTER, |relay| relay.record.between_failures)),
+            fast: most.fast.min(above((1, 8), |relay| relay.bandwidth)),
+            guard: most.guard.min(above((3, 4), |relay| relay.bandwidth)),
+            known: most.known.min(known),
+            part: most.part.min(above((1, 2), |relay| relay.record.part)),
         }
     }
 }
@@ -145,9 +154,6 @@ pub(super) fn flags(
             && reaches(RelayFlags::GUARD, record.known, asked.known)
             && reaches(RelayFlags::GUARD, record.part, asked.part);
         let is_bad = relay.is_exit && rules.bad_exits.contains(&relay.identity);
-        if asked.is_young {
-            return RelayFlags::NONE.with_if(RelayFlags::BAD_EXIT, is_bad);
-        }
         RelayFlags::NONE
             .with_if(RelayFlags::STABLE, is_stable)
             .with_if(RelayFlags::FAST, is_fast)
@@ -210,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_young_network_half_of_the_relays_are_stable_and_some_may_be_guards() {
+    fn in_a_young_network_a_quarter_of_the_relays_are_stable_and_some_may_be_guards() {
         let relays: Vec<_> = (1..=8)
             .map(|n| Running {
                 record: Record {
@@ -223,7 +229,7 @@ mod tests {
             .collect();
         let flags = voted(&relays, &BTreeMap::new());
         let stable = flags.values().filter(|flags| flags.has(RelayFlags::STABLE));
-        assert_eq!(stable.count(), 4);
+        assert_eq!(stable.count(), 2);
         assert!(flags.values().any(|flags| flags.has(RelayFlags::GUARD)));
         let new = relays.iter().map(|relay| Running {
             record: Record {
@@ -237,6 +243,27 @@ mod tests {
             flags.values().all(|flags| *flags == RelayFlags::NONE),
             "too young"
         );
+    }
+
+    #[test]
+    fn who_brings_more_new_relays_than_there_are_others_takes_no_flag_from_those_and_has_none() {
+        for (of_one_relay, age) in [(1, 60), (1, 7200), (2, 7200)] {
+            let old = (1..=8).map(|n| relay(n, 5_000_000, 30));
+            let new = (9..9 + 9 * of_one_relay).map(|n| Running {
+                record: Record {
+                    between_failures: age,
+                    part: 1000,
+                    known: age,
+                },
+                ..relay(n, 50_000_000, 0)
+            });
+            let flags = voted(&old.chain(new).collect::<Vec<_>>(), &BTreeMap::new());
+            for (relay, flags) in flags {
+                let is_old = relay.0[0] <= 8;
+                let asked = if is_old { ALL } else { RelayFlags::FAST };
+                assert_eq!(flags, asked, "{relay:?}, {age} s");
+            }
+        }
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hoplite_wire::directory::{
-    AUTHORITIES, Key, LIST, List, Opinion, RELAYS, RelayFlags, SharedRandomLines, Signature,
-    SignedDescriptor, Stage, write_signatures,
+    AUTHORITIES, Descriptor, Key, LIST, List, Opinion, RELAYS, RelayFlags, SharedRandomLines,
+    Signature, SignedDescriptor, Stage, write_signatures,
 };
 
 use super::{
@@ -51,14 +51,17 @@ pub(super) fn agreed(votes: &BTreeMap<Key, &List>, config: &Config, valid_after:
     let known = config.trust.authorities.len();
     let shared_random = shared_random::agreed(votes, config);
     let votes: Vec<&List> = votes.values().copied().collect();
+    let params = params(&votes, known);
+    let cap = params.get("bandwidth-cap").copied().unwrap_or(u64::MAX);
     let all = relays(&votes, known);
     let opinions = all.iter().map(|relay| {
-        let relay = relay.descriptor.identity;
-        (relay, opinion(&votes, &relay, known))
+        let relay = &relay.descriptor;
+        let opinion = opinion(&votes, relay, cap, known);
+        (relay.identity, opinion)
     });
     let opinions = opinions.collect();
     let said = Said {
-        params: params(&votes, known),
+        params,
         shared_random,
         relays: Relays { all, opinions },
     };
@@ -157,10 +160,11 @@ fn form<'a>(forms: &[&'a SignedDescriptor]) -> Option<&'a SignedDescriptor> {
     best.map(|(_, relay)| *relay)
 }
 
-/// The flags that a majority would have a relay have, and the lower median of what it was measured to, if a majority has measured it: so fewer liars than
-/// that neither give a weight to who was not measured, nor a higher one than some honest authority does.
-fn opinion(votes: &[&List], relay: &Key, known: usize) -> Opinion {
-    let opinions = votes.iter().map(|vote| vote.opinion(relay));
+/// The flags that a majority would have a relay have, and the lower median of what all known authorities have measured it to, if a majority has: the others
+/// count as the relay's own word, as far as that counts. So fewer liars than a majority give no weight to who was not measured, none below what all honest
+/// authorities that measured have, and none above that, or above the relay's own word where an honest one has not measured.
+fn opinion(votes: &[&List], relay: &Descriptor, cap: u64, known: usize) -> Opinion {
+    let opinions = votes.iter().map(|vote| vote.opinion(&relay.identity));
     let voters = |flag| {
         let those = opinions.clone();
         those.filter(|opinion| opinion.flags.has(flag)).count()
@@ -168,8 +172,10 @@ fn opinion(votes: &[&List], relay: &Key, known: usize) -> Opinion {
     let flags = RelayFlags::NAMES.into_iter().map(|(flag, _)| flag);
     let flags = flags.filter(|flag| is_majority(voters(*flag), known));
     let measured = opinions.clone().filter_map(|opinion| opinion.measured);
-    let measured: Vec<_> = measured.collect();
+    let mut measured: Vec<_> = measured.collect();
     let enough = is_majority(measured.len(), known);
+    let all = known.max(measured.len());
+    measured.resize(all, relay.bandwidth.min(cap));
     Opinion {
         flags: flags.fold(RelayFlags::NONE, RelayFlags::with),
         measured: enough.then(|| median(measured)).flatten(),

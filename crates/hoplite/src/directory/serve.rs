@@ -5,7 +5,9 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 use bytes::Bytes;
 use hoplite_crypto::Proof;
 use hoplite_directory::{Change, PROOF};
-use hoplite_wire::{directory::DESCRIPTOR, relay_statistics::RELAY_STATISTICS};
+use hoplite_wire::{
+    directory::DESCRIPTOR, networks::host_network, relay_statistics::RELAY_STATISTICS,
+};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
@@ -15,7 +17,7 @@ use tokio::net::TcpListener;
 use super::{Shared, moment, now};
 use crate::{
     config::directory::Limits,
-    http_server::{Answer, Client, Places, Rate, Rates, client, converse},
+    http_server::{Answer, Client, Places, Rate, Rates, converse},
 };
 
 /// What all connections have in common.
@@ -48,7 +50,7 @@ pub(super) async fn serve(listener: TcpListener, shared: Shared, limits: Limits)
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let from = client(address.ip());
+        let from = host_network(address.ip());
         let client = Client {
             address: from,
             is_known: server.shared.others().contains(&from),
@@ -79,7 +81,8 @@ async fn answer(
     let answer = match (request.method(), path.as_str()) {
         (&Method::POST, "/hoplite/descriptor") => upload(request, &server, asking).await,
         (&Method::POST, "/hoplite/statistics") => take_statistics(request, &server, asking).await,
-        (&Method::GET | &Method::HEAD, path) => get(path, request.headers(), &server, asking),
+        // Not HEAD: what it would count as, its body, is not sent.
+        (&Method::GET, path) => get(path, request.headers(), &server, asking),
         _ => Answer::new(
             StatusCode::METHOD_NOT_ALLOWED,
             "only GET and POST are known here",

@@ -80,6 +80,14 @@ fn what_a_relay_hands_in_is_refused_with_the_reason() {
     let mut upload = |n, address: &str| strict.upload(&says(n, now, &[address]), None, FROM, now);
     assert_eq!(upload(14, "10.0.0.1:443"), Err(Rejected::Forbidden));
     assert_eq!(upload(15, "10.0.0.1:443"), Err(Rejected::Private));
+    // Private addresses in others, and ones that are somebody else's address over again.
+    for carries in [
+        "[2002:7f00:1::]:443",
+        "[64:ff9b::a9fe:a9fe]:443",
+        "[64:ff9b::909:909]:443",
+    ] {
+        assert_eq!(upload(15, carries), Err(Rejected::Private));
+    }
     assert_eq!(upload(15, "[2a00::1]:443"), Err(Rejected::Unreached));
     assert_eq!(upload(15, "9.9.9.9:443"), Err(Rejected::Full));
     let changed = says(15, now, &["9.9.9.9:443"]).replace("9.9.9.9", "9.9.9.8");
@@ -256,6 +264,39 @@ fn when_all_places_to_wait_are_taken_the_network_with_the_most_gives_way() {
 }
 
 #[test]
+fn a_neighbour_who_hands_in_without_end_pushes_nobody_of_his_network_out() {
+    let mut one = one();
+    let mut upload = |n: u8, host| {
+        let text = says(n, START, &[&format!("10.{n}.0.1:443")]);
+        let from = IpAddr::from([198, 51, 100, host]);
+        one.upload(&text, None, from, START).map(|taken| taken.gone)
+    };
+    assert_eq!(upload(11, 2), Ok(None));
+    for n in 100..200 {
+        upload(n, 3).expect("at its own cost");
+    }
+    assert_eq!(upload(12, 4), Ok(Some(public(199))), "the last of the most");
+    let probes = one.probes(START);
+    let is_tested = |n| probes.iter().any(|probe| probe.relay.identity == public(n));
+    assert!(is_tested(11));
+}
+
+#[test]
+fn who_has_all_networks_of_a_provider_keeps_nobody_out_who_is_elsewhere() {
+    let mut one = one();
+    let mut upload = |n: u8, from: [u16; 3]| {
+        let text = says(n, START, &[&format!("10.{n}.0.1:443")]);
+        let from = IpAddr::from([from[0], from[1], from[2], 0, 0, 0, 0, 7]);
+        one.upload(&text, None, from, START).map(|taken| taken.gone)
+    };
+    for n in 100..106 {
+        assert_eq!(upload(n, [0x2001, 0xdb8, n.into()]), Ok(None));
+    }
+    assert_eq!(upload(11, [0x2001, 0xdb8, 7]), Err(Rejected::Busy));
+    assert_eq!(upload(11, [0x2001, 0xdb9, 7]), Ok(Some(public(105))));
+}
+
+#[test]
 fn relays_of_one_place_are_as_many_as_the_caps_and_those_that_passed_count_alone() {
     let mut one = one();
     let place = |one: &mut Authority, n, address: &str, is_there| {
@@ -389,6 +430,30 @@ fn after_a_restart_who_had_passed_goes_before_strangers_that_wait() {
     let probes = one.probes(START);
     let first: Vec<Key> = probes.iter().map(|probe| probe.relay.identity).collect();
     assert_eq!(first, [11, 12, 13].map(public));
+}
+
+/// It may be the authority's own network that is not there yet.
+#[test]
+fn who_had_passed_before_a_restart_is_tried_again_as_long_as_others_who_have() {
+    let mut one = one();
+    for n in [11, 12] {
+        let text = says(n, START, &[&format!("10.{n}.0.1:443")]);
+        one.restore(&text, Some(START - 3600), START)
+            .expect("taken");
+    }
+    for probe in one.probes(START) {
+        assert_eq!(one.probed(&probe, false, START), None);
+    }
+    assert!(one.probes(START + 449).is_empty(), "not all the time");
+    test(&mut one, START + 450, |probe| {
+        probe.relay.identity == public(11)
+    });
+    assert_eq!(voted(&one), [public(11)]);
+    for now in (START + 900..=START + 3600).step_by(450) {
+        assert_eq!(one.relays(), 2);
+        test(&mut one, now, |probe| probe.relay.identity == public(11));
+    }
+    assert_eq!(one.relays(), 1);
 }
 
 #[test]

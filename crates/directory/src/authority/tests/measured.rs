@@ -71,11 +71,32 @@ fn a_scanner_that_lies_gives_nobody_more_than_an_honest_one_does() {
 }
 
 #[test]
-fn an_authority_that_keeps_its_vote_back_leaves_the_lower_of_two() {
+fn an_authority_that_keeps_its_vote_back_counts_as_the_relays_own_word() {
     let of = |bandwidth| Some(file(START, &[(11, bandwidth)]));
     let silent = |asking: usize, asked: usize| asking != 2 && asked != 2;
-    let list = list([of(100), of(300), of(200)], silent);
-    assert_eq!(measured(&list, 11), Some(100_000));
+    // Each says 1,000,000.
+    let other = list([of(100), of(300), of(200)], silent);
+    assert_eq!(measured(&other, 11), Some(300_000));
+    let more = list([of(1100), of(3000), of(200)], silent);
+    assert_eq!(measured(&more, 11), Some(1_100_000));
+}
+
+/// Else it would set all weights but its own relays' to nothing.
+#[test]
+fn a_scanner_that_lies_leaves_relays_what_the_one_honest_scanner_has_measured() {
+    let honest = || Some(file(START, &[(11, 100), (12, 200), (13, 300)]));
+    let liar = || Some(file(START, &[(11, 0), (12, 0), (13, 1_000_000)]));
+    for files in [
+        [honest(), liar(), None],
+        [honest(), None, liar()],
+        [honest(), liar(), Some(file(START, &[(14, 1)]))],
+    ] {
+        let list = list(files, everybody);
+        assert_eq!(measured(&list, 11), Some(100_000));
+        assert_eq!(measured(&list, 12), Some(200_000));
+        // No more than it says itself.
+        assert_eq!(measured(&list, 13), Some(1_000_000));
+    }
 }
 
 #[test]
