@@ -332,6 +332,7 @@ impl Listed {
         let Known::List(known) = &mut state.known else {
             return false;
         };
+        let was_split = known.is_split();
         let heard = match known.take(offered) {
             Ok(heard) => heard,
             Err(error) => {
@@ -349,8 +350,9 @@ impl Listed {
         {
             tell_split(until);
         }
-        let changed =
-            heard.contains(&Ok(directory::Heard::Newer)) || heard.contains(&Err(Refused::Split));
+        // The same two again are no news, or a client would ask without a pause as long as nobody has a later one.
+        let is_split_now = !was_split && state.known.split_until(now()).is_some();
+        let changed = heard.contains(&Ok(directory::Heard::Newer)) || is_split_now;
         state.keep();
         changed && state.take_list()
     }
