@@ -7,147 +7,44 @@
 //! connects, few at first; and who refuses some is shown no more for a while.
 
 use std::{
-    collections::{BTreeSet, HashMap},
-    fmt,
-    fs::File,
-    io::{self, Read},
-    path::PathBuf,
+    collections::BTreeSet,
+    fmt, io,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
-use bytes::Bytes;
-use clap::Args;
-use hoplite_crypto::{ALPN_HTTP1, Token, Trust, client_tls};
+use hoplite_crypto::Token;
 use hoplite_masque::TokenSource;
-use hoplite_overlay::{
-    Error, ErrorKind, Isolation, Opening, Overlay, Reason, Terms, direct::Direct,
-};
-use hoplite_tokens::{ChallengeDigests, KeyDirectory, KeyError, PendingToken, Stock};
-use hoplite_wire::{
-    Host, Target,
-    privacy_pass::{
-        BATCH_REQUEST_TYPE, PrivateToken, TokenResponse, TokenType, decode_batch_response,
-        encode_batch,
-    },
-};
-use http::{Method, Request, StatusCode, header};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use hoplite_overlay::{Error, ErrorKind, Isolation, Opening, Reason, direct::Direct};
+use hoplite_tokens::ChallengeDigests;
+use hoplite_wire::privacy_pass::{PrivateToken, TokenType};
 use parking_lot::Mutex;
-use rustls::pki_types::ServerName;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use tokio::{
     sync::{self, Notify},
-    time::{Instant, sleep, timeout, timeout_at},
+    time::{Instant, sleep, timeout_at},
 };
-use tokio_rustls::TlsConnector;
 use tracing::warn;
-use zeroize::Zeroizing;
 
 use crate::{
     client::random,
-    config::{
-        self,
-        client::{self, Issuer},
-    },
-    issuer_keys::{DIRECTORY, MOST_BYTES},
-    process, say,
+    config::client::{self, Issuer},
     say::Failure,
 };
+use server::{AskError, Server};
+use standing::Standings;
 
-/// What `hoplite token` is told.
-#[derive(Debug, Args)]
-pub(crate) struct Options {
-    /// The client's TOML file.
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
-    /// The relay of the file that it is for. Without it none is taken: the issuers are asked for what is missing, and what there is then is printed.
-    #[arg(long, value_name = "NAME")]
-    relay: Option<String>,
-}
+pub(crate) use command::{Options, run};
+pub(crate) use purse::{Files, Purse, file, open};
 
-/// Takes a token out of the stock and prints it, or fills the stock.
-pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
-    let client = client::load(&options.config)?;
-    match &options.relay {
-        Some(name) => print(&client, name, json),
-        None => refill(&client, json),
-    }
-}
+mod command;
+mod purse;
+mod server;
+mod standing;
 
-/// Asks each issuer for its keys, and for what is missing of the names of the file then, and says what is there.
-fn refill(client: &client::Client, json: bool) -> Result<(), Failure> {
-    process::current_thread_runtime()?.block_on(async {
-        let wallets = Wallets::new(&client.config, &Direct::for_tunnels(), file)?;
-        let mut failed = Vec::new();
-        for wallet in &wallets.0 {
-            // Tokens whose keys are given up are worth nothing, however many there are.
-            wallet.doubts.store(true, Ordering::Relaxed);
-            if let Err(error) = wallet.fill(&wallet.asking.lock().await).await {
-                failed.push(format!("{}: {error}", wallet.issuer.name));
-            }
-        }
-        let left = wallets.left();
-        if left.is_empty() {
-            let why = "no [[relay]] of the file has an `issuer`";
-            return Err(Failure::new("asking for tokens", why, "add one"));
-        }
-        if json {
-            say::json(&left)?;
-        } else {
-            let mut lines = left.iter().map(|it| format!("{} {}", it.origin, it.left));
-            lines.try_for_each(say::answer)?;
-        }
-        if failed.is_empty() {
-            return Ok(());
-        }
-        let remedy = "see that the issuer can be reached, or ask its operator for more";
-        Err(Failure::new("asking for tokens", failed.join("; "), remedy))
-    })
-}
-
-/// What a browser or curl shows as the password of Basic.
-fn print(client: &client::Client, name: &str, json: bool) -> Result<(), Failure> {
-    let failed = |why: String, remedy: &str| {
-        Failure::new(format!("taking a token for relay {name}"), why, remedy)
-    };
-    let mut relays = client.config.relay.iter();
-    let relay = relays.find(|relay| relay.name == name);
-    let relay = relay
-        .filter(|relay| relay.issuer.is_some())
-        .ok_or_else(|| {
-            let why = "no [[relay]] of the file has this name and an `issuer`".into();
-            failed(why, "correct the name, or add the issuer")
-        })?;
-    process::current_thread_runtime()?.block_on(async {
-        let wallets = Wallets::new(&client.config, &Direct::for_tunnels(), file)?;
-        let token = match wallets.source(relay) {
-            Some(source) => Some(source.take(&Isolation::default()).await.map_err(|error| {
-                let why = wallets.trouble(relay);
-                let remedy = "see that the issuer can be reached, or ask its operator for more";
-                failed(why.unwrap_or_else(|| error.to_string()), remedy)
-            })?),
-            None => None,
-        };
-        let text = Zeroizing::new(token.map(|token| token.to_text()).unwrap_or_default());
-        if json {
-            say::json(&json!({"relay": name, "token": *text}))
-        } else {
-            say::answer(&*text)
-        }
-    })
-}
-
-/// How long an issuer may take.
-const ASK_TIMEOUT: Duration = Duration::from_secs(20);
-/// Bytes of an account's token, beyond which nothing of its file is read.
-const MOST_ACCOUNT: usize = 16 << 10;
 /// How often an issuer is asked what it failed to give, at first; and the longest pause.
 const RETRY: Duration = Duration::from_secs(30);
 const LONGEST_RETRY: Duration = Duration::from_secs(3600);
@@ -158,15 +55,8 @@ const FIRST_KEEP: usize = 4;
 const LAST: usize = 5;
 /// Names of the list for which tokens were taken that are remembered at most.
 const MOST_NAMES: usize = 64;
-/// A relay of the list that has refused so many tokens is shown none for [`GIVEN_UP`], then for twice as long, up to [`LONGEST_GIVEN_UP`]. What it has refused
-/// is forgotten when it lets the client in that long after the last one.
-const MOST_REFUSED: u32 = 3;
-/// Nor is one that has answered none of so many times what is kept for its name.
+/// A relay of the list that has answered none of so many times what is kept for its name is shown no more for a while.
 const MOST_UNANSWERED: usize = 4;
-const GIVEN_UP: Duration = Duration::from_secs(3600);
-const LONGEST_GIVEN_UP: Duration = Duration::from_secs(24 * 3600);
-/// Relays that have not let the client in the last time, or have refused tokens, which are remembered at most.
-const MOST_STANDINGS: usize = 1024;
 
 /// More are asked for within this time of when they are wanted, so that the issuer does not see when connections are made.
 const APART: Duration = Duration::from_secs(60);
@@ -175,78 +65,6 @@ const APART: Duration = Duration::from_secs(60);
 const STIRRED: Duration = Duration::from_secs(300);
 /// Within this time of a refusal the issuer's keys are read again, if tokens do not run low before.
 const DOUBT: Duration = Duration::from_secs(3600);
-
-/// Tokens that are not spent yet, and whose account it is, wherever their files are.
-pub(crate) trait Purse: Send {
-    /// As [`Stock::take`].
-    fn take(&mut self, challenge: &[u8; 32]) -> io::Result<Option<PrivateToken>>;
-    /// As [`Stock::count`].
-    fn count(&mut self, challenge: &[u8; 32]) -> io::Result<usize>;
-    /// As [`Stock::put`].
-    fn put(&mut self, tokens: &[PrivateToken]) -> io::Result<()>;
-    /// As [`Stock::retain`].
-    fn retain(&mut self, keys: &[[u8; 32]]) -> io::Result<()>;
-    /// What the issuer is shown, if it is in a file of its own: that of an identity provider lives for minutes, and is written anew.
-    fn account(&mut self) -> io::Result<Option<Token>>;
-}
-
-/// The files that the client's names of one issuer.
-pub(crate) struct Files {
-    pub(crate) stock: Stock,
-    pub(crate) account: Option<PathBuf>,
-}
-
-impl Purse for Files {
-    fn take(&mut self, challenge: &[u8; 32]) -> io::Result<Option<PrivateToken>> {
-        self.stock.take(challenge).map_err(io::Error::other)
-    }
-
-    fn count(&mut self, challenge: &[u8; 32]) -> io::Result<usize> {
-        self.stock.count(challenge).map_err(io::Error::other)
-    }
-
-    fn put(&mut self, tokens: &[PrivateToken]) -> io::Result<()> {
-        self.stock.put(tokens).map_err(io::Error::other)
-    }
-
-    fn retain(&mut self, keys: &[[u8; 32]]) -> io::Result<()> {
-        let retained = self.stock.retain(keys);
-        retained.map(drop).map_err(io::Error::other)
-    }
-
-    fn account(&mut self) -> io::Result<Option<Token>> {
-        let Some(path) = &self.account else {
-            return Ok(None);
-        };
-        let unread =
-            |why: &dyn fmt::Display| io::Error::other(format!("{}: {why}", path.display()));
-        let file = File::open(path).map_err(|error| unread(&error))?;
-        let mut text = Zeroizing::new(String::with_capacity(MOST_ACCOUNT));
-        let read = file.take(MOST_ACCOUNT as u64).read_to_string(&mut text);
-        read.map_err(|error| unread(&error))?;
-        let token = config::trimmed(std::mem::take(&mut *text));
-        token
-            .map(Some)
-            .ok_or_else(|| unread(&"there is no token in it"))
-    }
-}
-
-/// Those of an issuer.
-pub(crate) fn open(issuer: &Issuer) -> Result<Files, Failure> {
-    let stock = Stock::open(&issuer.stock).map_err(|error| {
-        let doing = format!("opening the tokens in {}", issuer.stock.display());
-        Failure::new(doing, error, "then start it again")
-    })?;
-    Ok(Files {
-        stock,
-        account: issuer.token_file.clone(),
-    })
-}
-
-/// The same, for [`Wallets::open`].
-pub(crate) fn file((_, issuer): (usize, &Issuer)) -> Result<Box<dyn Purse>, Failure> {
-    Ok(Box::new(open(issuer)?))
-}
 
 /// The stocks of all issuers of a client's file.
 #[derive(Clone, Debug, Default)]
@@ -257,8 +75,8 @@ struct Wallet {
     issuer: Issuer,
     /// What tokens are kept for: the names of the file, and behind them those of the list, the last used at the end.
     kept: Mutex<Vec<Kept>>,
-    /// Relays of the list to which tokens were shown since they last let the client in, or which have refused some.
-    standings: Mutex<HashMap<String, Standing>>,
+    /// How relays of the list deal with them.
+    standings: Mutex<Standings>,
     /// A token was refused: keys may have been given up.
     doubts: AtomicBool,
     /// A relay has let the client in since it started.
@@ -316,21 +134,6 @@ struct Kept {
     low: bool,
 }
 
-/// How a relay of the list deals with tokens.
-#[derive(Clone, Copy, Debug, Default)]
-struct Standing {
-    /// How many it has refused.
-    refused: u32,
-    /// When it refused the last.
-    last: Option<Instant>,
-    /// How many were taken for it since it last let the client in.
-    taken: usize,
-    /// How often it was given up.
-    given_up: u32,
-    /// Until then it is shown none.
-    until: Option<Instant>,
-}
-
 /// The tokens for one relay.
 #[derive(Debug)]
 struct RelayTokens {
@@ -351,35 +154,6 @@ pub(crate) struct TokensLeft {
     /// Why the issuer last gave none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) trouble: Option<String>,
-}
-
-/// Why an issuer gave no tokens.
-#[derive(Debug, thiserror::Error)]
-enum AskError {
-    #[error("it cannot be reached ({0})")]
-    Unreachable(#[from] Error),
-    #[error("no TLS with it ({0}): check its address and its pin")]
-    Tls(#[from] io::Error),
-    #[error("its answer is no HTTP ({0})")]
-    Http(#[from] hyper::Error),
-    #[error("it answered {0}{1}")]
-    Status(StatusCode, String),
-    #[error("its answer is too large, or none that was asked for")]
-    Unfit,
-    #[error("its directory of keys: {0}")]
-    Keys(#[from] hoplite_tokens::KeyDirectoryError),
-    #[error("it has no key in use now")]
-    NoKey,
-    #[error("{0}")]
-    Key(#[from] KeyError),
-    #[error("the tokens' file: {0}")]
-    Purse(io::Error),
-    #[error("the account's token cannot be read: {0}")]
-    Account(io::Error),
-    #[error("it has not answered in time")]
-    TimedOut,
-    #[error("the names that its tokens are for are too long")]
-    Challenge,
 }
 
 impl Wallets {
@@ -536,34 +310,6 @@ impl Kept {
     }
 }
 
-impl Standing {
-    fn is_given_up(&self) -> bool {
-        self.until.is_some_and(|until| Instant::now() < until)
-    }
-
-    fn give_up(&mut self) {
-        let pause = GIVEN_UP.saturating_mul(1 << self.given_up.min(5));
-        self.given_up = self.given_up.saturating_add(1);
-        self.until = Some(Instant::now() + pause.min(LONGEST_GIVEN_UP));
-        self.taken = 0;
-    }
-
-    fn refuse(&mut self) {
-        self.refused = self.refused.saturating_add(1);
-        self.last = Some(Instant::now());
-        if self.refused >= MOST_REFUSED {
-            self.give_up();
-        }
-    }
-
-    /// It has let the client in; whether nothing is left to remember.
-    fn let_in(&mut self) -> bool {
-        self.taken = 0;
-        self.last
-            .is_none_or(|last| last.elapsed() >= LONGEST_GIVEN_UP)
-    }
-}
-
 impl RelayTokens {
     fn forbidden(&self, what: &str) -> Error {
         let doing = format!("showing relay {} a token: {what}", self.relay);
@@ -577,7 +323,9 @@ impl RelayTokens {
             refused.caused_by(error)
         });
         if let (Ok(Some(_)), Some(relay)) = (&taken, &self.listed) {
-            self.wallet.shown(relay);
+            let keep = self.wallet.issuer.keep;
+            let most = keep.saturating_mul(MOST_UNANSWERED);
+            self.wallet.standings.lock().shown(relay, most);
         }
         taken
     }
@@ -585,9 +333,8 @@ impl RelayTokens {
 
 impl TokenSource for RelayTokens {
     fn is_given_up(&self) -> bool {
-        let standings = self.wallet.standings.lock();
-        let standing = self.listed.as_ref().and_then(|relay| standings.get(relay));
-        standing.is_some_and(Standing::is_given_up)
+        let listed = self.listed.as_ref();
+        listed.is_some_and(|relay| self.wallet.standings.lock().is_given_up(relay))
     }
 
     /// The next one; the last ones only without an isolation token. Where there is none the issuer is asked at once, once for all who wait, unless it has
@@ -617,10 +364,7 @@ impl TokenSource for RelayTokens {
     fn accepted(&self) {
         self.wallet.let_in.store(true, Ordering::Relaxed);
         if let Some(relay) = &self.listed {
-            let mut standings = self.wallet.standings.lock();
-            if standings.get_mut(relay).is_some_and(Standing::let_in) {
-                standings.remove(relay);
-            }
+            self.wallet.standings.lock().accepted(relay);
         }
         self.wallet.of(&self.origin, |kept| kept.serves = true);
     }
@@ -628,7 +372,7 @@ impl TokenSource for RelayTokens {
     fn refused(&self) {
         self.wallet.doubt();
         if let Some(relay) = &self.listed {
-            self.wallet.stands(relay, Standing::refuse);
+            self.wallet.standings.lock().refused(relay);
         }
     }
 
@@ -770,29 +514,6 @@ impl Wallet {
         }
     }
 
-    /// A token was taken for this relay of the list.
-    fn shown(&self, relay: &str) {
-        let most = self.issuer.keep.saturating_mul(MOST_UNANSWERED);
-        self.stands(relay, |standing| {
-            standing.taken = standing.taken.saturating_add(1);
-            if standing.taken >= most {
-                standing.give_up();
-            }
-        });
-    }
-
-    /// Changes how a relay of the list stands. When there are too many, one that is shown tokens makes room.
-    fn stands(&self, relay: &str, change: impl FnOnce(&mut Standing)) {
-        let mut standings = self.standings.lock();
-        if standings.len() >= MOST_STANDINGS && !standings.contains_key(relay) {
-            let earliest = standings.iter().min_by_key(|(_, standing)| standing.until);
-            if let Some(earliest) = earliest.map(|(relay, _)| relay.clone()) {
-                standings.remove(&earliest);
-            }
-        }
-        change(standings.entry(relay.to_owned()).or_default());
-    }
-
     /// Asks for more when tokens run low, and again when the issuer failed; never ends.
     async fn keep_full(&self) {
         loop {
@@ -884,15 +605,17 @@ impl Wallet {
         if !doubts && self.missing()?.is_empty() {
             return Ok(());
         }
-        let keys = self.ask(Method::GET, DIRECTORY, None).await?;
-        let keys = KeyDirectory::parse(&String::from_utf8_lossy(&keys))?;
+        let server = Server::of(&self.issuer, &self.underlay);
+        let keys = server.keys().await?;
         let listed: Vec<_> = keys.keys.iter().map(|it| *it.key.id()).collect();
         let retained = self.purse.lock().retain(&listed);
         retained.map_err(AskError::Purse)?;
         self.doubts.store(false, Ordering::Relaxed);
         // With those whose keys have been given up.
         for (origin, missing) in self.missing()? {
-            let tokens = self.issued(&keys, &origin, missing).await?;
+            let account = self.account()?;
+            let tokens = server.tokens(&keys, &origin.challenges, missing, account.as_ref());
+            let tokens = tokens.await?;
             let put = self.purse.lock().put(&tokens);
             put.map_err(AskError::Purse)?;
             let most = self.issuer.keep;
@@ -906,147 +629,6 @@ impl Wallet {
         }
         Ok(())
     }
-
-    async fn issued(
-        &self,
-        keys: &KeyDirectory,
-        origin: &Origin,
-        number: usize,
-    ) -> Result<Vec<PrivateToken>, AskError> {
-        let key = keys.current(unix_time()).ok_or(AskError::NoKey)?.clone();
-        let challenge = *origin.challenges.of(key.token_type());
-        // Some milliseconds of arithmetic for each.
-        let blinded = tokio::task::spawn_blocking(move || {
-            let blinded = (0..number).map(|_| key.request(&challenge));
-            blinded.collect::<Result<(Vec<_>, Vec<_>), _>>()
-        });
-        let (requests, pending) = blinded.await.unwrap_or(Err(KeyError::Unusable))?;
-        let body = Bytes::from(encode_batch(&requests));
-        let uri = path_of(&keys.request_uri);
-        let answer = self.ask(Method::POST, &uri, Some(body)).await?;
-        let responses = decode_batch_response(&answer, pending.len());
-        let responses = responses.map_err(|_| AskError::Unfit)?;
-        let finished = tokio::task::spawn_blocking(move || {
-            let given = pending.into_iter().zip(responses);
-            let given = given.filter_map(|(pending, response)| Some((pending, response?)));
-            let finish =
-                |(pending, response): (PendingToken, TokenResponse)| pending.finish(&response);
-            given.map(finish).collect::<Result<Vec<_>, _>>()
-        });
-        Ok(finished.await.unwrap_or(Err(KeyError::Unusable))?)
-    }
-
-    async fn ask(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<Bytes>,
-    ) -> Result<Bytes, AskError> {
-        let asked = Box::pin(self.exchange(method, path, body));
-        timeout(ASK_TIMEOUT, asked)
-            .await
-            .unwrap_or(Err(AskError::TimedOut))
-    }
-
-    async fn exchange(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<Bytes>,
-    ) -> Result<Bytes, AskError> {
-        let address = &self.issuer.address;
-        let terms = Terms::default().within(ASK_TIMEOUT);
-        let stream = self.underlay.open_stream(address, &terms).await?;
-        let trust = match self.issuer.pin {
-            Some(pin) => Trust::Pins(vec![pin]),
-            None => Trust::WebPki,
-        };
-        let tls = client_tls(&trust, &[ALPN_HTTP1]).map_err(io::Error::other)?;
-        let stream = TlsConnector::from(Arc::new(tls))
-            .connect(server_name(address)?, stream)
-            .await?;
-        let (mut sender, connection) = http1::Builder::new()
-            .max_buf_size(MOST_BYTES)
-            .handshake(TokioIo::new(stream))
-            .await?;
-        let account = match body {
-            Some(_) => self.account()?,
-            None => None,
-        };
-        let request = request((method, path), address, account.as_ref(), body);
-        let asked = async {
-            let response = sender.send_request(request).await?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), MOST_BYTES)
-                .collect()
-                .await;
-            let body = body.map_err(|_| AskError::Unfit)?.to_bytes();
-            if status == StatusCode::OK {
-                return Ok(body);
-            }
-            let why = String::from_utf8_lossy(&body);
-            let why: String = why.chars().take(200).filter(|c| !c.is_control()).collect();
-            Err(AskError::Status(status, format!(": {why}")))
-        };
-        tokio::select! {
-            answer = asked => answer,
-            // When the connection has ended, what came is still to be read.
-            () = async { drop(connection.await); std::future::pending::<()>().await } => Err(AskError::Unfit),
-        }
-    }
-}
-
-fn request(
-    (method, path): (Method, &str),
-    address: &Target,
-    account: Option<&Token>,
-    body: Option<Bytes>,
-) -> Request<Full<Bytes>> {
-    let mut request = Request::new(Full::new(body.unwrap_or_default()));
-    *request.method_mut() = method;
-    // What an issuer gives as its path may be none: then it is asked at its root, and says so.
-    *request.uri_mut() = path.parse().unwrap_or_default();
-    let fields = request.headers_mut();
-    if let Ok(host) = address.to_string().parse() {
-        fields.insert(header::HOST, host);
-    }
-    fields.insert(
-        header::CONNECTION,
-        header::HeaderValue::from_static("close"),
-    );
-    if let Some(account) = account {
-        let kind = header::HeaderValue::from_static(BATCH_REQUEST_TYPE);
-        fields.insert(header::CONTENT_TYPE, kind);
-        let shown = Zeroizing::new(format!("Bearer {}", Token::reveal(account)));
-        if let Ok(mut shown) = header::HeaderValue::from_str(&shown) {
-            shown.set_sensitive(true);
-            fields.insert(header::AUTHORIZATION, shown);
-        }
-    }
-    request
-}
-
-/// The path of what a directory of keys names, which may be a whole URI: it is the issuer's own in any case.
-fn path_of(uri: &str) -> String {
-    let parsed: Result<http::Uri, _> = uri.parse();
-    let path = parsed
-        .ok()
-        .and_then(|uri| uri.path_and_query().map(ToString::to_string));
-    path.unwrap_or_else(|| "/".into())
-}
-
-fn server_name(address: &Target) -> Result<ServerName<'static>, io::Error> {
-    match &address.host {
-        Host::Ip(ip) => Ok(ServerName::from(*ip)),
-        Host::Name(name) => {
-            ServerName::try_from(name.as_str().to_owned()).map_err(io::Error::other)
-        }
-    }
-}
-
-fn unix_time() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.as_ref().map_or(0, Duration::as_secs)
 }
 
 impl fmt::Debug for Wallet {
@@ -1057,9 +639,12 @@ impl fmt::Debug for Wallet {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
+    use hoplite_tokens::Stock;
     use hoplite_wire::privacy_pass::{Authenticator, TokenInput};
 
-    use super::*;
+    use super::{standing::MOST_REFUSED, *};
 
     /// So many tokens, whatever they are for.
     struct Bag(usize);
