@@ -374,6 +374,8 @@ def booted(session):
     worker = dict(line.split(":\t", 1) for line in device.call("cat", f"/proc/{told['worker']}/status").stdout.decode().splitlines() if ":\t" in line)
     none = all(int(worker.get(which, "-1"), 16) == 0 for which in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"))
     checks.check("up: the process that reads the network is nobody and has no right", none and set(worker.get("Uid", "0").split()) == {"65534"} and worker.get("NoNewPrivs") == "1", worker)
+    filters, before = (int(of.get("Seccomp_filters", "0")) for of in (worker, rights))
+    checks.check("up: it is refused calls beside those that the unit refuses", filters > before, (filters, before))
     session.state("up")
 
 

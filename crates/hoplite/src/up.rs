@@ -36,7 +36,8 @@ use control::Status;
 use plan::{Facts, Wanted};
 use session::Orders;
 
-pub(crate) use apart::{Channel, confine, pair as channel_pair};
+pub(crate) use apart::{Channel, pair as channel_pair};
+pub(crate) use confine::{UnixSockets, confine};
 pub(crate) use netlink::Netlink;
 pub(crate) use nftables::count as firewall_count;
 pub(crate) use session::on_one_thread as session_runtime;
@@ -45,6 +46,7 @@ pub(crate) use traffic::{failure as probe_failure, until_it_flows};
 mod apart;
 pub(crate) mod block;
 mod cgroups;
+mod confine;
 pub(crate) mod control;
 pub(crate) mod driver;
 mod netlink;
@@ -159,13 +161,24 @@ pub(crate) fn work<G>(
     };
     let client = load(options)?;
     let services = service::prepare(&client.config.service)?;
-    let is_confined = confine(client.config.takeover.user).map_err(failed)?;
+    let sockets = if services
+        .iter()
+        .any(service::Prepared::leads_to_unix_sockets)
+    {
+        UnixSockets::Opens
+    } else {
+        UnixSockets::OpensNone
+    };
+    let confined = confine(client.config.takeover.user, sockets).map_err(failed)?;
     let _logs = logs()?;
-    if !is_confined {
+    if confined.is_root {
         warn!(
             "this user namespace has no user {}: the process that carries traffic has no right, and yet root's files",
             client.config.takeover.user
         );
+    }
+    if let Some(error) = confined.unfiltered {
+        warn!(%error, "the kernel filters no calls (seccomp): whoever takes over the process that carries traffic can start others, which stay");
     }
     let socket = io::stdin().as_fd().try_clone_to_owned();
     let socket = socket.map_err(failed)?;

@@ -44,6 +44,14 @@ pub(crate) struct Prepared {
     keys: ServiceKeys,
 }
 
+impl Prepared {
+    /// Whether one of its ports leads to a Unix socket.
+    pub(crate) fn leads_to_unix_sockets(&self) -> bool {
+        let mut ports = self.file.ports.iter();
+        ports.any(|port| matches!(port.to, Local::Socket(_)))
+    }
+}
+
 /// How a service does, for scripts and people.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ServiceStatus {

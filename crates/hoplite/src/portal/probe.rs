@@ -11,8 +11,12 @@ use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use crate::{
-    config::client::takeover::NOBODY, fetch, process::current_thread_runtime, say, say::Failure,
-    up::confine,
+    config::client::takeover::NOBODY,
+    fetch,
+    process::current_thread_runtime,
+    say,
+    say::Failure,
+    up::{UnixSockets, confine},
 };
 
 /// What `hoplite portal` calls it by.
@@ -50,7 +54,8 @@ pub(super) enum Found {
 
 /// Asks as nobody, and prints what was found as a line of JSON. To be called while there is one thread.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    confine(NOBODY).map_err(|error| {
+    // It has nothing to hand on, and names are asked for as the system does it: of a process that listens at such a socket, often.
+    confine(NOBODY, UnixSockets::Opens).map_err(|error| {
         Failure::new(
             "giving up all rights",
             error,

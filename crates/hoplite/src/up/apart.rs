@@ -26,13 +26,10 @@ use hoplite_overlay::{
     direct::rights::{Right, force_buffers},
 };
 use parking_lot::Mutex;
-use rustix::{
-    net::{
-        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
-        sendmsg, socketpair,
-    },
-    thread::{CapabilitySet, CapabilitySets},
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
+    sendmsg, socketpair,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use socket2::SockRef;
@@ -304,68 +301,6 @@ fn ask(marks: &OwnedFd, socket: BorrowedFd<'_>, right: Right) -> io::Result<()> 
     match i32::from_ne_bytes(answer) {
         0 => Ok(()),
         number => Err(io::Error::from_raw_os_error(number)),
-    }
-}
-
-/// Gives up every right for ever, and becomes `user` if this is root; whether it is root no more. To be called while there is one thread
-/// (capabilities(7)).
-pub(crate) fn confine(user: u32) -> io::Result<bool> {
-    use rustix::{process, thread};
-    // Or it could type into the terminal that the other process was started from (TIOCSTI), and read what is typed there.
-    process::setsid().map(drop).or_else(|error| match error {
-        // It leads a session already.
-        rustix::io::Errno::PERM => Ok(()),
-        other => Err(other),
-    })?;
-    close_inherited();
-    for capability in CapabilitySet::all().iter() {
-        // Only who may do that has something to lose by it: without new privileges it is never looked at.
-        thread::remove_capability_from_bounding_set(capability).unwrap_or_default();
-    }
-    if process::geteuid().is_root() {
-        become_user(user)?;
-    }
-    thread::clear_ambient_capability_set()?;
-    thread::set_capabilities(
-        None,
-        CapabilitySets {
-            effective: CapabilitySet::empty(),
-            permitted: CapabilitySet::empty(),
-            inheritable: CapabilitySet::empty(),
-        },
-    )?;
-    thread::set_no_new_privs(true)?;
-    process::set_dumpable_behavior(process::DumpableBehavior::NotDumpable)?;
-    process::set_parent_process_death_signal(Some(process::Signal::KILL))?;
-    Ok(!process::geteuid().is_root())
-}
-
-/// Whatever whoever started us has left open is not the worker's to have. Before Linux 5.9 it stays.
-fn close_inherited() {
-    let (first, last, flags) = (3_u32, u32::MAX, 0_u32);
-    #[expect(
-        unsafe_code,
-        reason = "no safe wrapper closes what this process has not opened"
-    )]
-    // SAFETY: this process has opened nothing yet that it still has, so nobody holds one of these descriptors.
-    unsafe {
-        libc::syscall(libc::SYS_close_range, first, last, flags);
-    }
-}
-
-fn become_user(user: u32) -> io::Result<()> {
-    use rustix::{
-        process::{Gid, Uid},
-        thread,
-    };
-    let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
-    let became = thread::set_thread_res_gid(gid, gid, gid)
-        .and_then(|()| thread::set_thread_groups(&[]))
-        .and_then(|()| thread::set_thread_res_uid(uid, uid, uid));
-    match became {
-        // A user namespace that has nobody but its root, who is an ordinary user outside (user_namespaces(7)).
-        Err(rustix::io::Errno::INVAL) => Ok(()),
-        other => Ok(other?),
     }
 }
 
