@@ -438,6 +438,7 @@ def choices(session):
             session.state(name, but)
         session.downs(name)
     included_domain(session)
+    later_server(session)
     route(session)
     gateway(session)
     opening(session)
@@ -475,6 +476,31 @@ def included_domain(session):
     checks.check(f"{name}: … and an address is", seen in own, seen)
     session.downs(name)
     checks.attempt(f"{name}: after down it is reached by itself", lambda: session.seen_as("http://target6.test") == device.v6)
+
+
+def later_server(session):
+    """One user alone goes through, and the network comes to name another server: what he asks that one is answered here as well, and no exit asks it."""
+    name, device, checks = "included user, another name server", session.device, session.checks
+
+    def found():
+        said = device.call("setpriv", "--reuid", "65534", "--clear-groups", "getent", "ahosts", "target.test").stdout.decode()
+        return {line.split()[0] for line in said.splitlines()}
+
+    def pooled():
+        addresses = found()
+        return bool(addresses) and all(address.startswith(POOLS) for address in addresses)
+
+    if not session.ups(name, 1, "\n[takeover]\ninclude = { users = [65534] }\n"):
+        return
+    checks.attempt(f"{name}: the one of the start is answered for", lambda: pooled() or found())
+    device.resolv("nameserver 203.0.113.53\n")
+    try:
+        wait_for("an answer from the pool", pooled, 30)
+        checks.check(f"{name}: the later one is answered for", True)
+    except TimeoutError:
+        checks.check(f"{name}: the later one is answered for", False, found())
+    write_resolv(session)
+    session.downs(name)
 
 
 def route(session):
