@@ -376,6 +376,9 @@ pub(crate) struct Rate {
     pub(crate) each: u64,
 }
 
+/// How often it is looked who is at rest, at most.
+const SWEEP: Duration = Duration::from_secs(1);
+
 /// A network that takes no more than this part of one address's share is quiet.
 const QUIET: u64 = 8;
 
@@ -391,6 +394,8 @@ pub(crate) struct Rates {
     rest: Bucket,
     /// What networks may take and be quiet. Those that find no place are not.
     quiet: HashMap<IpAddr, Bucket>,
+    /// When it was last looked who is at rest: that looks at all.
+    swept: Option<Instant>,
 }
 
 /// What is left, at a moment.
@@ -438,6 +443,7 @@ impl Rates {
             each: HashMap::new(),
             rest: Bucket::full(rate.each, now),
             quiet: HashMap::new(),
+            swept: None,
         }
     }
 
@@ -447,11 +453,12 @@ impl Rates {
         let rate = self.rate;
         self.all.fill(rate.all, now);
         let full = Bucket::full(rate.each, now);
-        if !self.each.contains_key(&client) && self.each.len() >= APART {
+        let (place, quiet) = (network(client, 24, 48), (rate.each / QUIET).max(1));
+        let is_crowded = self.each.len() >= APART || self.quiet.len() >= APART;
+        let is_time = |at: Instant| now - at >= SWEEP;
+        if is_crowded && self.swept.is_none_or(is_time) {
+            self.swept = Some(now);
             sweep(&mut self.each, rate.each, now);
-        }
-        let (place, quiet) = (network(client, 24, 48), rate.each / QUIET);
-        if !self.quiet.contains_key(&place) && self.quiet.len() >= APART {
             sweep(&mut self.quiet, quiet, now);
         }
         if self.quiet.len() < APART {
@@ -480,7 +487,7 @@ impl Rates {
             return false;
         }
         own.left -= amount;
-        if let Some(network) = of_network {
+        if let Some(network) = of_network.filter(|_| !is_first) {
             network.left = (network.left - amount).max(-amount);
         }
         if !is_first {
