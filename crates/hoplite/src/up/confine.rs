@@ -11,6 +11,9 @@ use seccompiler::{
     SeccompRule, TargetArch, apply_filter, sock_filter,
 };
 
+/// What of a socket's type is not one of its flags.
+const SOCKET_TYPE: libc::c_int = 0xf;
+
 /// Whether a process may open Unix sockets of its own. Descriptors can be handed to others over them (unix(7), SCM_RIGHTS).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnixSockets {
@@ -137,6 +140,11 @@ fn refused(sockets: UnixSockets) -> io::Result<BTreeMap<i64, Vec<SeccompRule>>> 
     rules.insert(libc::SYS_setsockopt, vec![lingers]);
     if sockets == UnixSockets::OpensNone {
         rules.insert(libc::SYS_socket, vec![rule(equal(0, libc::AF_UNIX)?)?]);
+        // Those of a pair that keep no connection send to any address: both types are datagrams (unix(7)).
+        let datagrams = [libc::SOCK_DGRAM, libc::SOCK_RAW];
+        let datagrams = datagrams.map(|kind| rule(masked(1, SOCKET_TYPE, kind)?));
+        let datagrams: io::Result<_> = datagrams.into_iter().collect();
+        rules.insert(libc::SYS_socketpair, datagrams?);
     }
     Ok(rules)
 }
@@ -205,7 +213,10 @@ fn bits(value: libc::c_int) -> u64 {
 mod tests {
     use std::{
         io::ErrorKind,
-        os::unix::{net::UnixStream, process::CommandExt},
+        os::unix::{
+            net::{UnixDatagram, UnixStream},
+            process::CommandExt,
+        },
         process::Command,
         time::Duration,
     };
@@ -290,6 +301,8 @@ mod tests {
         assert_eq!(refusal(opens), Some(ErrorKind::NotFound));
         // The runtime wakes itself by one.
         assert!(filtered(UnixSockets::OpensNone, UnixStream::pair).is_ok());
+        let pair = filtered(UnixSockets::OpensNone, UnixDatagram::pair);
+        assert_eq!(refusal(pair), Some(ErrorKind::PermissionDenied));
     }
 
     #[test]
