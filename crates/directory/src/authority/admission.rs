@@ -200,8 +200,7 @@ struct Tested {
 #[derive(Debug)]
 struct Waiting {
     signed: SignedDescriptor,
-    /// The network from which it was handed in, and the host there; none if it was here before a restart.
-    from: Option<IpAddr>,
+    /// The host from which it was handed in; none if it was here before a restart.
     host: Option<IpAddr>,
     /// Since when it had passed its tests before a restart.
     since: Option<u64>,
@@ -486,12 +485,12 @@ impl Pool {
             self.make_room(host, rules)?
         };
         self.arrived = self.arrived.saturating_add(1);
+        let before = self.waiting.get(&identity);
         let waiting = Waiting {
             signed,
-            from: host.map(site_of),
             host,
-            since: self.waiting.get(&identity).and_then(|before| before.since),
-            retried: None,
+            since: before.and_then(|before| before.since),
+            retried: before.and_then(|before| before.retried),
             arrived: self.arrived,
         };
         self.waiting.insert(identity, waiting);
@@ -580,7 +579,7 @@ impl Pool {
     }
 
     /// A place among those that wait, for who hands in from `host`. Where its network has no more, the host there that has most gives its last, if that is
-    /// more, or this one its own oldest. Where there are no more at all it is the wide network with most, or the narrow one. What is under test stays.
+    /// more, or this one its own oldest. Where there are no more at all it is the wide network with most, or the narrow one. What of others is under test stays.
     fn make_room(
         &mut self,
         host: Option<IpAddr>,
@@ -704,7 +703,8 @@ impl Pool {
                 .filter(move |waiting| waiting.since.is_some() == had_passed);
             let these = these.map(|waiting| {
                 let relay = &waiting.signed.descriptor;
-                (waiting.from.or_else(|| home(relay)), relay)
+                let site = waiting.host.map(site_of);
+                (site.or_else(|| home(relay)), relay)
             });
             self.in_rounds(these, false)
         };

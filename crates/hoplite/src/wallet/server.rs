@@ -65,18 +65,13 @@ pub(super) enum AskError {
 /// Where it is, and how it is reached.
 #[derive(Clone, Copy)]
 pub(super) struct Server<'a> {
-    address: &'a Target,
     issuer: &'a Issuer,
     underlay: &'a Direct,
 }
 
 impl<'a> Server<'a> {
     pub(super) fn of(issuer: &'a Issuer, underlay: &'a Direct) -> Self {
-        Self {
-            address: &issuer.address,
-            issuer,
-            underlay,
-        }
+        Self { issuer, underlay }
     }
 
     /// Its keys, whoever asks.
@@ -122,7 +117,7 @@ impl<'a> Server<'a> {
         account: Option<&Token>,
         body: Option<Bytes>,
     ) -> Result<Bytes, AskError> {
-        let request = request(what, self.address, account, body);
+        let request = request(what, &self.issuer.address, account, body);
         let asked = Box::pin(self.exchange(request));
         timeout(ASK_TIMEOUT, asked)
             .await
@@ -131,14 +126,17 @@ impl<'a> Server<'a> {
 
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Bytes, AskError> {
         let terms = Terms::default().within(ASK_TIMEOUT);
-        let stream = self.underlay.open_stream(self.address, &terms).await?;
+        let stream = self
+            .underlay
+            .open_stream(&self.issuer.address, &terms)
+            .await?;
         let trust = match self.issuer.pin {
             Some(pin) => Trust::Pins(vec![pin]),
             None => Trust::WebPki,
         };
         let tls = client_tls(&trust, &[ALPN_HTTP1]).map_err(io::Error::other)?;
         let stream = TlsConnector::from(Arc::new(tls))
-            .connect(server_name(self.address)?, stream)
+            .connect(server_name(&self.issuer.address)?, stream)
             .await?;
         let (mut sender, connection) = http1::Builder::new()
             .max_buf_size(MOST_BYTES)
