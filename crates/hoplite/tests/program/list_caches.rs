@@ -79,7 +79,9 @@ fn a_client_that_reaches_no_authority_has_newer_lists_from_a_relay_that_keeps_th
     let first = kept(place).expect("a list").valid_after;
     let list = wait_for("the cache has the list", || {
         let text = asked(port, "nothing");
-        SignedList::parse(&text, Stage::List).ok().map(|_| text)
+        // It may still have one from before there were relays, to which the difference is longer than the next.
+        let list = SignedList::parse(&text, Stage::List).ok()?.list;
+        (list.relays.len() == 2).then_some(text)
     });
     let (body, _) = split_signed(&list).expect("signed");
     let known = hash_text(&sha256(body.as_bytes()));
