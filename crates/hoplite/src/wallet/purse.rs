@@ -87,7 +87,7 @@ pub(crate) fn open(issuer: &Issuer) -> Result<Files, Failure> {
     })
 }
 
-/// The same, for [`Wallets::open`].
+/// The same, for [`Wallets::open`](super::Wallets::open).
 pub(crate) fn file((_, issuer): (usize, &Issuer)) -> Result<Box<dyn Purse>, Failure> {
     Ok(Box::new(open(issuer)?))
 }
