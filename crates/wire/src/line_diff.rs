@@ -290,7 +290,8 @@ fn number(text: &str) -> Option<usize> {
     (digits && plain).then(|| text.parse().ok()).flatten()
 }
 
-/// What the commands of `script` make of `old`. "The commands MUST apply to the file from back to front"; `$` is in the first alone.
+/// What the commands of `script` make of `old`. "The commands MUST apply to the file from back to front"; `$` is in the first alone. It takes as many
+/// bytes as both have together, and eight for each line of `old`, however many commands there are.
 ///
 /// # Errors
 /// What is wrong first, by the line of `script`.
@@ -301,21 +302,48 @@ pub fn apply(old: &str, script: &str) -> Result<String, Malformed> {
     };
     let ends = ends(old).ok_or(cut)?;
     let mut rest = Script::new(script);
-    // From back to front: what is behind the first `left` lines of the old document is made already, and stands here in parts, the last first.
+    // From back to front: what is behind the first `left` lines of the old document is made already.
     let mut left = ends.len().saturating_sub(1);
-    let mut parts = Vec::new();
+    let mut made = FromBack::within(old.len().saturating_add(script.len()));
+    let mut is_first = true;
     while let Some(command) = rest.command()? {
-        let is_first = parts.is_empty();
         let until = command.until.or_else(|| is_first.then_some(left));
         let until = until.filter(|until| command.before <= *until && *until <= left);
         let until = until.ok_or_else(|| rest.wrong("commands that are out of order"))?;
-        parts.push(between(old, &ends, until, left));
-        parts.push(if command.puts { rest.block()? } else { "" });
+        is_first = false;
+        made.put(between(old, &ends, until, left));
+        if command.puts {
+            made.put(rest.block()?);
+        }
         left = command.before;
     }
-    parts.push(between(old, &ends, 0, left));
-    parts.reverse();
-    Ok(parts.concat())
+    made.put(between(old, &ends, 0, left));
+    made.whole().ok_or(cut)
+}
+
+/// A text that is written from its end on.
+struct FromBack {
+    /// Its bytes, the last first.
+    bytes: Vec<u8>,
+}
+
+impl FromBack {
+    fn within(most: usize) -> Self {
+        Self {
+            bytes: Vec::with_capacity(most),
+        }
+    }
+
+    /// Puts this before what is there.
+    fn put(&mut self, text: &str) {
+        self.bytes.extend(text.bytes().rev());
+    }
+
+    /// All of it. `None` is not to be seen: it is of whole texts.
+    fn whole(mut self) -> Option<String> {
+        self.bytes.reverse();
+        String::from_utf8(self.bytes).ok()
+    }
 }
 
 /// Where each line begins, and where the last ends. `None`: it ends in the middle of a line.
