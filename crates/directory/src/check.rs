@@ -66,6 +66,11 @@ pub enum Refused {
         /// How many of a hundred paths could be built.
         percent: u64,
     },
+    /// Some relays of Tor's consensus are not described, and were asked for where it can be seen who asks.
+    #[error(
+        "lacking: some of its relays are not described, which somebody may have kept from this client alone: they are asked for over circuits; try again in a minute"
+    )]
+    Lacking,
     /// A descriptor whose signature is not that of the key it names.
     #[error("the descriptor's signature is not that of its key: sign it again")]
     Unsigned,

@@ -33,7 +33,7 @@ use hoplite_overlay::Overlay;
 use hoplite_wire::{
     Target,
     directory::{Descriptor, FAMILY, Key, Ports, Roles, is_word},
-    tor::{Consensus, Flags, KeyCertificate, Microdescriptor, Router, TEXT},
+    tor::{Consensus, Flags, KeyCertificate, Microdescriptor, Router, Signature, TEXT},
 };
 
 use crate::{FetchError, Lifetime, Refused, fetch};
@@ -58,7 +58,7 @@ pub struct Network {
     pub params: BTreeMap<String, i32>,
     /// The shared random values, by which onion services' descriptors are placed.
     pub shared_random: SharedRandom,
-    /// How much of a relay's bandwidth counts in each position, in ten-thousandths.
+    /// How much of a relay's bandwidth counts in each position (`Wgg` and so on), in ten-thousandths, whatever `bwweightscale` says.
     pub weights: BTreeMap<String, i32>,
     /// Relays that are running and valid, and of which all is known.
     pub relays: Vec<Relay>,
@@ -111,6 +111,7 @@ impl Network {
 
     /// The relays of a consensus that are described.
     fn of(consensus: Consensus<'_>, described: &Descriptions) -> Self {
+        let weights = positions::weights(&consensus);
         let mut undescribed = HashSet::new();
         let usable = consensus
             .routers
@@ -133,7 +134,7 @@ impl Network {
                 current: consensus.shared_random_current,
                 previous: consensus.shared_random_previous,
             },
-            weights: consensus.weights,
+            weights,
             relays,
             undescribed,
         }
@@ -273,32 +274,29 @@ pub fn check<'a>(
     Ok(consensus)
 }
 
-/// The same without the consensus's own times.
+/// The same without the consensus's own times. What comes has the signatures that were found good, one of each authority.
 fn check_signatures<'a>(
     consensus: &'a str,
     certificates: &str,
     trust: &Trust,
     now: u64,
 ) -> Result<Consensus<'a>, Refused> {
-    let consensus = Consensus::parse(consensus)?;
+    let mut consensus = Consensus::parse(consensus)?;
     let certificates = certified(certificates, trust, now)?;
     let hash = sha256(consensus.signed.as_bytes());
-    let signed = |authority: &&[u8; 20]| {
-        let mut theirs = consensus.signatures.iter();
-        theirs.any(|signature| {
-            let is_theirs = |key: &&Certified<'_>| {
-                key.authority == **authority
-                    && signature.authority == **authority
-                    && key.id == signature.key
-            };
-            let mut keys = certificates.iter().filter(is_theirs);
-            keys.any(|one| one.key.signed(&signature.signature, &hash))
-        })
+    let is_good = |signature: &Signature| {
+        let is_theirs =
+            |key: &&Certified<'_>| key.authority == signature.authority && key.id == signature.key;
+        let mut keys = certificates.iter().filter(is_theirs);
+        keys.any(|one| one.key.signed(&signature.signature, &hash))
     };
-    let mut known = trust.authorities.clone();
-    known.sort_unstable();
-    known.dedup();
-    let good = known.iter().filter(signed).count();
+    let mut signers = HashSet::new();
+    consensus.signatures.retain(|signature| {
+        !signers.contains(&signature.authority)
+            && is_good(signature)
+            && signers.insert(signature.authority)
+    });
+    let good = signers.len();
     let needed = trust.needed();
     if good < needed {
         return Err(Refused::Forged { good, needed });

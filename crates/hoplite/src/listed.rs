@@ -140,14 +140,14 @@ impl fmt::Debug for Listed {
 pub(crate) async fn prepare(
     client: &mut Client,
     overlay: &Direct,
-    keeper: Option<Keeper>,
+    mut keeper: Option<Keeper>,
 ) -> Result<Option<Listed>, Failure> {
     let Some(file) = client.config.directory.clone() else {
         return Ok(None);
     };
     let store = |error: StoreError| unusable(&file.cache, &error);
-    let kept = match &keeper {
-        Some(keeper) => keeper.kept.store(),
+    let kept = match &mut keeper {
+        Some(keeper) => keeper.store(),
         None => Store::open(&file.cache),
     };
     let known = kept.and_then(|kept| Known::open(&file, kept));
@@ -158,7 +158,8 @@ pub(crate) async fn prepare(
         known.begin(&file, overlay).await.map_err(store)?;
     }
     let is_there = matches!(known.is_usable(now()), Ok(true));
-    if !is_there || needs.are_met(&known.network(), &file).is_err() {
+    let is_renewed = !is_there || needs.are_met(&known.network(), &file).is_err();
+    if is_renewed {
         let refusals = renewal::renew(&mut known, &file, overlay).await;
         renewal::refused(&known, &refusals.map_err(store)?)?;
     }
@@ -170,6 +171,9 @@ pub(crate) async fn prepare(
     let listed = Listed::new(file.clone(), needs, known).map_err(store)?;
     listed.lock().keeper = keeper;
     listed.lock().keep();
+    if is_renewed && file.tor.is_some() {
+        listed.lock().keep_tor();
+    }
     let below = Arc::new(overlay.clone());
     listed.measure_guards(below, &client.config.tunnel).await;
     // Circuits take theirs one by one.
@@ -515,6 +519,17 @@ impl State {
                 keeper.kept = kept.clone();
                 (keeper.keep)(kept);
             }
+            Err(error) => warn!("the cache of the directory cannot be read: {error}"),
+        }
+    }
+
+    /// Shows who keeps it Tor's documents, beside the rest.
+    fn keep_tor(&mut self) {
+        let Some(keeper) = &self.keeper else {
+            return;
+        };
+        match DirectoryCache::with_tor(self.known.store()) {
+            Ok(kept) => (keeper.keep)(kept),
             Err(error) => warn!("the cache of the directory cannot be read: {error}"),
         }
     }

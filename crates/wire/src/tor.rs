@@ -366,7 +366,7 @@ pub struct Consensus<'a> {
     pub shared_random_current: Option<[u8; 32]>,
     /// Its relays.
     pub routers: Vec<Router>,
-    /// How much of a relay's bandwidth counts in each position (`Wgg` and so on), in ten-thousandths.
+    /// How much of a relay's bandwidth counts in each position (`Wgg` and so on), in parts of the parameter `bwweightscale`: 10,000 where it is not said.
     pub weights: BTreeMap<String, i32>,
     /// Of the authorities.
     pub signatures: Vec<Signature>,
@@ -497,12 +497,34 @@ impl<'a> Consensus<'a> {
         }
     }
 
+    /// The text as authorities write it, with `signatures` alone behind what they are over. Whoever hands a consensus on can put there more than they have
+    /// signed, which C tor refuses.
+    pub fn to_text(&self) -> String {
+        let mut text = self.signed.to_owned();
+        for (place, one) in self.signatures.iter().enumerate() {
+            if place > 0 {
+                text.push_str(SIGNED_BY);
+            }
+            let (authority, key) = (to_hex(&one.authority), to_hex(&one.key));
+            text.push_str(&format!("{HASH} {authority} {key}\n"));
+            put_object(SIGNATURE, &one.signature, &mut text);
+        }
+        text
+    }
+
     /// What a client asks a directory for, to get these microdescriptors.
     pub fn request(digests: &[[u8; 32]]) -> String {
         let digests: Vec<_> = digests.iter().map(|digest| encode(digest)).collect();
         format!("/tor/micro/d/{}", digests.join("-"))
     }
 }
+
+/// The keyword of a signature, with the space through which it is signed itself.
+const SIGNED_BY: &str = "directory-signature ";
+/// The hash that signatures are over.
+const HASH: &str = "sha256";
+/// What the object is called.
+const SIGNATURE: &str = "SIGNATURE";
 
 /// What was read so far.
 #[derive(Default)]
@@ -526,7 +548,7 @@ struct Reading {
 
 impl Reading {
     fn take(&mut self, item: Item<'_>, items: &Items<'_>) -> Result<(), Malformed> {
-        if item.keyword == "directory-signature" {
+        if item.keyword == SIGNED_BY.trim_end() {
             return self.signature(item, items);
         }
         if self.signed.is_some() {
@@ -583,7 +605,7 @@ impl Reading {
         if self.signatures.len() >= AUTHORITIES {
             return Err(items.wrong("too many signatures"));
         }
-        let ["sha256", authority, key] = words[..] else {
+        let [HASH, authority, key] = words[..] else {
             // Another hash, or SHA-1, which is not named.
             return Ok(());
         };
@@ -722,6 +744,13 @@ struct Parts {
 }
 
 impl<'a> KeyCertificate<'a> {
+    /// The text as authorities write it: what is signed, and the certification.
+    pub fn to_text(&self) -> String {
+        let mut text = self.signed.to_owned();
+        put_object(SIGNATURE, &self.certification, &mut text);
+        text
+    }
+
     /// Reads all that stand one behind the other.
     ///
     /// # Errors

@@ -22,8 +22,8 @@ pub struct TorDocuments {
     pub consensus: String,
     /// Key certificates of those who have signed it, one behind the other.
     pub certificates: String,
-    /// Microdescriptors, one behind the other.
-    pub microdescriptors: String,
+    /// Microdescriptors, each with its SHA-256: in no order, and as many bytes as there are.
+    pub microdescriptors: Vec<([u8; 32], String)>,
 }
 
 impl Store {
@@ -38,12 +38,12 @@ impl Store {
                 return Ok(None);
             };
             let certificates = document(transaction, CERTIFICATES)?;
-            let mut all = transaction.prepare("SELECT text FROM tor_microdescriptor")?;
-            let all = all.query_map([], |row| row.get::<_, String>(0))?;
+            let mut all = transaction.prepare("SELECT digest, text FROM tor_microdescriptor")?;
+            let all = all.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
             Ok(Some(TorDocuments {
                 consensus,
                 certificates: certificates.unwrap_or_default(),
-                microdescriptors: all.collect::<rusqlite::Result<String>>()?,
+                microdescriptors: all.collect::<rusqlite::Result<_>>()?,
             }))
         })
     }
@@ -160,7 +160,8 @@ mod tests {
         }
         let mut store = Store::open(&path).expect("opened");
         let kept = store.tor_documents().expect("read").expect("kept");
-        assert_eq!(kept.microdescriptors, "onetwo");
+        let both = [(digest(1), "one".into()), (digest(2), "two".into())];
+        assert_eq!(kept.microdescriptors, both);
         let named = [digest(2), digest(3)].into();
         let texts = [(digest(3), "three")];
         store
@@ -170,7 +171,7 @@ mod tests {
         let expected = TorDocuments {
             consensus: "d".into(),
             certificates: "l".into(),
-            microdescriptors: "twothree".into(),
+            microdescriptors: vec![(digest(2), "two".into()), (digest(3), "three".into())],
         };
         assert_eq!(kept, expected);
     }

@@ -5,13 +5,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use hoplite_crypto::onion::{rsa::sha256, service_keys::sha3_256};
-use hoplite_wire::tor::{
-    Consensus, KeyCertificate, Microdescriptor, consensus_diff::ConsensusDiff,
-};
+use hoplite_crypto::onion::service_keys::sha3_256;
+use hoplite_wire::tor::{KeyCertificate, consensus_diff::ConsensusDiff};
 
 use super::{
-    Descriptions, Trust,
+    Descriptions, Trust, check_signatures,
     client::{Client, signing_id},
 };
 use crate::{Store, StoreError};
@@ -66,7 +64,7 @@ pub struct CachedCertificate {
 /// What a cache gives: its consensus, and all that belongs to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cached {
-    /// All of the consensus.
+    /// All of the consensus, with the signatures of known authorities alone.
     pub consensus: String,
     /// From when it holds, in seconds since 1970.
     pub valid_after: u64,
@@ -91,8 +89,7 @@ impl Client {
         let kept = store.tor_documents()?.unwrap_or_default();
         let mut client = Self::new(trust, store, now)?;
         let valid_after = client.valid_after();
-        let found = Microdescriptor::parse_all(&kept.microdescriptors).unwrap_or_default();
-        let digests = found.iter().map(|one| sha256(one.text.as_bytes()));
+        let digests = kept.microdescriptors.iter().map(|(digest, _)| *digest);
         client.keeps = Keeps {
             consensuses: CONSENSUSES,
             microdescriptors: MICRODESCRIPTORS,
@@ -129,34 +126,32 @@ impl Client {
     /// [`StoreError`].
     pub fn cached(&mut self) -> Result<Option<Cached>, StoreError> {
         let kept = self.store.tor_documents()?.unwrap_or_default();
-        let parsed = Consensus::parse(&kept.consensus).ok();
         // What the file has of strangers is not given.
-        let parsed = parsed.filter(|_| self.newest.is_some());
-        let Some(parsed) = parsed else {
+        let at = self.valid_after();
+        let parsed = check_signatures(&kept.consensus, &self.certificates, &self.trust, at);
+        let Some(parsed) = parsed.ok().filter(|_| self.newest.is_some()) else {
             return Ok(None);
         };
+        let consensus = parsed.to_text();
         let signers = parsed.signatures.iter().map(|one| one.authority).collect();
         let (valid_after, valid_until) = (parsed.valid_after, parsed.valid_until);
-        let differences = self.differences(&kept.consensus)?;
+        let differences = self.differences(&consensus)?;
         let found = KeyCertificate::parse_all(&self.certificates).unwrap_or_default();
         let certificates = found.iter().filter_map(|one| {
             Some(CachedCertificate {
                 authority: one.fingerprint,
                 key: signing_id(one)?,
-                text: one.text.to_owned(),
+                text: one.to_text(),
             })
         });
-        let found = Microdescriptor::parse_all(&kept.microdescriptors).unwrap_or_default();
-        let found = found.iter().map(|one| one.text);
-        let microdescriptors = found.map(|text| (sha256(text.as_bytes()), text.to_owned()));
         Ok(Some(Cached {
             valid_after,
             valid_until,
             signers,
             differences,
             certificates: certificates.collect(),
-            microdescriptors: microdescriptors.collect(),
-            consensus: kept.consensus,
+            microdescriptors: kept.microdescriptors,
+            consensus,
         }))
     }
 

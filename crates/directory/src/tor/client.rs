@@ -29,7 +29,7 @@ use super::{
     certified, check, check_signatures, check_times, positions,
 };
 use crate::{
-    Heard, Refused, Store, StoreError, fetch,
+    Heard, HsDirs, Refused, Store, StoreError, fetch,
     fetch::{Known, fetch_consensus},
 };
 
@@ -45,13 +45,15 @@ const SLOWER: u32 = 3;
 /// The consensus that is believed, in what form it is used. Every change is written to the store before it counts.
 #[derive(Debug)]
 pub struct Client {
-    trust: Trust,
+    pub(super) trust: Trust,
     pub(super) store: Store,
     pub(super) newest: Option<Newest>,
     /// Of those who have signed the newest; each is an authority's own.
     pub(super) certificates: Arc<str>,
     /// What its relays say.
     described: Arc<Descriptions>,
+    /// Who was asked last for what is missing of them could not know who asks.
+    was_anonymous: bool,
     /// What is kept beside that, for others.
     pub(super) keeps: Keeps,
 }
@@ -72,7 +74,7 @@ impl Client {
     /// [`StoreError`].
     pub fn new(trust: Trust, mut store: Store, now: u64) -> Result<Self, StoreError> {
         let kept = store.tor_documents()?.unwrap_or_default();
-        let described = describe(&kept.microdescriptors).unwrap_or_default();
+        let described = describe(&kept.microdescriptors);
         let read = check_signatures(&kept.consensus, &kept.certificates, &trust, now);
         let newest = read.ok().map(|consensus| Newest {
             hash: sha256(consensus.signed.as_bytes()),
@@ -87,6 +89,7 @@ impl Client {
             newest,
             certificates: certificates.into(),
             described: Arc::new(described),
+            was_anonymous: false,
             keeps: Keeps::default(),
         })
     }
@@ -109,12 +112,34 @@ impl Client {
         self.newest.as_ref().map(|newest| &newest.network)
     }
 
-    /// When to ask for another ([`crate::Lifetime::next_consensus`]). `random` gives a number below its argument.
+    /// Whether relays are missing that somebody may have kept from this client alone: some are not described, and who was asked for them could know who
+    /// asks.
+    pub fn may_be_misled(&self) -> bool {
+        let newest = self.newest.as_ref();
+        let is_missing = newest.is_some_and(|newest| !newest.network.undescribed.is_empty());
+        is_missing && !self.was_anonymous
+    }
+
+    /// Which relays keep the descriptors of onion services, if there is a consensus. `is_testing`: [`HsDirs::of_tor`].
+    ///
+    /// # Errors
+    /// [`Refused::Stale`], [`Refused::Early`]; [`Refused::Lacking`]: who leaves out the right ones has a service that he knows looked for at his own relays,
+    /// by the one client that he has told so.
+    pub fn hsdirs(&self, now: u64, is_testing: bool) -> Result<Option<HsDirs>, Refused> {
+        let network = self.network(now)?;
+        if self.may_be_misled() {
+            return Err(Refused::Lacking);
+        }
+        Ok(network.map(|network| HsDirs::of_tor(network, is_testing)))
+    }
+
+    /// When to ask for another ([`crate::Lifetime::next_consensus`]), or for what may be kept back ([`Client::may_be_misled`]). `random` gives a number below
+    /// its argument.
     pub fn next(&self, now: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
-        let Ok(Some(network)) = self.network(now) else {
-            return now;
-        };
-        network.lifetime().next_consensus(random)
+        match self.network(now) {
+            Ok(Some(network)) if !self.may_be_misled() => network.lifetime().next_consensus(random),
+            _ => now,
+        }
     }
 
     /// What a renewal goes by.
@@ -134,6 +159,7 @@ impl Client {
             earlier,
             certificates: Arc::clone(&self.certificates),
             described: Arc::clone(&self.described),
+            is_anonymous: false,
             batch: BATCH,
         }
     }
@@ -168,9 +194,13 @@ impl Client {
             hash: renewed.hash,
             diff_hash: renewed.diff_hash,
         });
+        // Of relays that nobody describes the same is heard each time.
+        let is_news =
+            is_other || !renewed.fresh.is_empty() || self.was_anonymous != renewed.was_anonymous;
         self.certificates = renewed.certificates.into();
         self.described = Arc::new(renewed.described);
-        Ok(Ok(Heard::Newer))
+        self.was_anonymous = renewed.was_anonymous;
+        Ok(Ok(if is_news { Heard::Newer } else { Heard::Same }))
     }
 
     /// Where guards are kept.
@@ -179,12 +209,13 @@ impl Client {
     }
 }
 
-/// By the hashes of their texts.
-fn describe(microdescriptors: &str) -> Result<Descriptions, Refused> {
-    let found = Microdescriptor::parse_all(microdescriptors)?;
-    let found = found.iter();
-    let named = found.map(|one| (sha256(one.text.as_bytes()), Arc::new(Described::of(one))));
-    Ok(named.collect())
+/// What microdescriptors that are kept say, by the hashes of their texts.
+fn describe(kept: &[([u8; 32], String)]) -> Descriptions {
+    let read = kept.iter().filter_map(|(digest, text)| {
+        let found = Microdescriptor::parse_all(text).ok()?;
+        Some((*digest, Arc::new(Described::of(found.first()?))))
+    });
+    read.collect()
 }
 
 /// What is known before a renewal: answers are judged by it beside a [`Client`].
@@ -196,6 +227,7 @@ pub struct Renewal {
     earlier: Option<Earlier>,
     certificates: Arc<str>,
     described: Arc<Descriptions>,
+    is_anonymous: bool,
     /// For how many microdescriptors is asked at once.
     batch: usize,
 }
@@ -244,6 +276,7 @@ pub struct Renewed {
     diff_hash: [u8; 32],
     came: Came,
     certificates: String,
+    was_anonymous: bool,
     /// What its relays say, as far as is known.
     described: Descriptions,
     /// The texts of those that are new.
@@ -265,6 +298,7 @@ struct Believed {
     diff_hash: [u8; 32],
     came: Came,
     certificates: String,
+    is_anonymous: bool,
     described: Descriptions,
     fresh: Vec<([u8; 32], String)>,
     wanted: HashSet<[u8; 32]>,
@@ -272,6 +306,15 @@ struct Believed {
 }
 
 impl Renewal {
+    /// None of those who are asked can know who asks, as over circuits: what they leave out they leave out for everybody.
+    #[must_use]
+    pub fn anonymously(self) -> Self {
+        Self {
+            is_anonymous: true,
+            ..self
+        }
+    }
+
     fn is_next(&self, valid_after: u64, hash: &[u8; 32]) -> Result<(), Refused> {
         match &self.newest {
             Some((ours, _)) if valid_after < *ours => Err(Refused::RolledBack {
@@ -302,7 +345,7 @@ impl Renewal {
     /// Judges a consensus, by the certificates that are held and those that were answered. `None`: it is the one that is here, and nothing is missing.
     fn believe(
         &self,
-        (consensus, came): (&Arc<str>, Came),
+        (consensus, came): (&str, Came),
         answered: &str,
         now: u64,
     ) -> Result<Option<Believed>, Refused> {
@@ -324,11 +367,12 @@ impl Renewal {
             return Ok(None);
         }
         Ok(Some(Believed {
-            consensus: Arc::clone(consensus),
+            consensus: read.to_text().into(),
             hash,
             diff_hash: sha3_256(&[read.signed.as_bytes()]),
             came,
             certificates,
+            is_anonymous: self.is_anonymous,
             described,
             fresh: Vec::new(),
             wanted,
@@ -409,7 +453,8 @@ impl Believed {
         let consensus = Consensus::parse(&self.consensus)?;
         let known =
             |router: &hoplite_wire::tor::Router| self.described.contains_key(&router.digest);
-        let percent = positions::paths_known(&consensus.routers, &consensus.weights, known);
+        let weights = positions::weights(&consensus);
+        let percent = positions::paths_known(&consensus.routers, &weights, known);
         let network = Network::of(consensus, &self.described);
         let needed = network.param("min_paths_for_circs_pct", 60, 25..=95);
         if percent < u64::from(needed.unsigned_abs()) {
@@ -421,6 +466,7 @@ impl Believed {
             diff_hash: self.diff_hash,
             came: self.came,
             certificates: self.certificates,
+            was_anonymous: self.is_anonymous,
             described: self.described,
             fresh: self.fresh,
             network,
@@ -488,7 +534,7 @@ async fn consensus_of(
         None => String::new(),
     };
     let renewal = renewal.clone();
-    beside(move || renewal.believe((&consensus, came), &answered, now)).await
+    beside(move || renewal.believe((&*consensus, came), &answered, now)).await
 }
 
 /// A consensus that a directory has, whole or by the difference to the one that is here; the latter, if the directory has no later one.

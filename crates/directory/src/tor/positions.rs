@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use hoplite_wire::{
     directory::Key,
-    tor::{Flags, Router},
+    tor::{Consensus, Flags, Router},
 };
 
 use super::{Network, Relay};
@@ -121,6 +121,19 @@ pub(crate) fn relays(network: &Network) -> HashMap<Key, TorRelay> {
     relays.collect()
 }
 
+/// How much of a relay's bandwidth counts in each position, in [`PARTS`]: `bwweightscale` says in how many parts the consensus has it.
+pub(crate) fn weights(consensus: &Consensus<'_>) -> BTreeMap<String, i32> {
+    let scale = consensus.params.get("bwweightscale").copied();
+    let scale = i64::from(scale.unwrap_or(PARTS).max(1));
+    let all = consensus.weights.iter().map(|(name, said)| {
+        let parts = i64::from(*said).saturating_mul(i64::from(PARTS));
+        let parts = parts.checked_div(scale).unwrap_or(0);
+        let parts = parts.clamp(0, i64::from(PARTS));
+        (name.clone(), i32::try_from(parts).unwrap_or(PARTS))
+    });
+    all.collect()
+}
+
 /// A relay's bandwidth, as much of it as counts there.
 fn weight(router: &Router, weights: &BTreeMap<String, i32>, position: Position) -> u64 {
     let place = match position {
@@ -192,6 +205,7 @@ fn share(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tor::tests::CONSENSUS;
 
     fn router(number: u8, flags: &str, bandwidth: u64) -> Router {
         let text = format!(
@@ -204,7 +218,7 @@ mod tests {
         let text = format!(
             "{text}sha256 {nobody} {nobody}\n-----BEGIN SIGNATURE-----\nAAAA\n-----END SIGNATURE-----\n"
         );
-        let consensus = hoplite_wire::tor::Consensus::parse(&text);
+        let consensus = Consensus::parse(&text);
         let mut routers = consensus.expect("read").routers;
         routers.remove(0)
     }
@@ -230,6 +244,27 @@ mod tests {
         let huge = router(4, "", u64::MAX);
         let most = weight(&huge, &weights, Position::Middle);
         assert!(u128::from(most) * 16_384 < u128::from(u64::MAX), "{most}");
+    }
+
+    #[test]
+    fn weights_are_in_as_many_parts_as_the_consensus_says() {
+        let said = |params: &[(&str, i32)], weight: i32| {
+            let mut consensus = Consensus::parse(CONSENSUS).expect("read");
+            let params = params
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), *value));
+            consensus.params = params.collect();
+            consensus.weights = [("Wgg".to_owned(), weight)].into();
+            weights(&consensus).get("Wgg").copied()
+        };
+        assert_eq!(said(&[], 6000), Some(6000));
+        assert_eq!(said(&[("bwweightscale", 1000)], 600), Some(6000));
+        assert_eq!(
+            said(&[("bwweightscale", i32::MAX)], i32::MAX / 2),
+            Some(4999)
+        );
+        assert_eq!(said(&[("bwweightscale", 0)], 3), Some(10_000));
+        assert_eq!(said(&[], -1), Some(0));
     }
 
     #[test]

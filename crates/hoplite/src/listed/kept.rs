@@ -1,13 +1,17 @@
 //! What the directory's cache has, as one value: for a process that may not write the file itself, and the one that does it for it.
 
-use std::{fmt, sync::Arc};
+use std::{collections::HashSet, fmt, sync::Arc};
 
+use hoplite_crypto::onion::rsa::sha256;
 use hoplite_directory::{Candidate, Guard, Layer, PathBias, Store, StoreError, Vanguard};
-use hoplite_wire::directory::Key;
+use hoplite_wire::{directory::Key, tor::ROUTERS};
 use serde::{Deserialize, Serialize};
 
 use super::unusable;
 use crate::{config::client::Directory, say::Failure};
+
+/// Bytes of microdescriptors that are handed on; further ones are asked for again.
+const MICRODESCRIPTORS: usize = 20 << 20;
 
 /// All that is kept of the directory: for a process that may not write the cache itself, and the one that does it for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +24,65 @@ pub(crate) struct DirectoryCache {
     vanguards: Vec<KeptVanguard>,
     #[serde(default)]
     candidates: Vec<KeptCandidate>,
+    /// Where there are others than were handed on before: they are large.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tor: Option<KeptTor>,
+}
+
+/// What is kept of Tor's directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct KeptTor {
+    consensus: String,
+    certificates: String,
+    /// One behind the other.
+    microdescriptors: String,
+    /// How long each is, in bytes.
+    lengths: Vec<u32>,
+}
+
+impl KeptTor {
+    fn of(store: &mut Store) -> Result<Option<Self>, StoreError> {
+        let Some(kept) = store.tor_documents()? else {
+            return Ok(None);
+        };
+        let mut left = MICRODESCRIPTORS;
+        let texts = kept.microdescriptors.into_iter().map(|(_, text)| text);
+        let texts = texts.filter(|text| {
+            let rest = left.checked_sub(text.len());
+            left = rest.unwrap_or(left);
+            rest.is_some()
+        });
+        let texts: Vec<_> = texts.collect();
+        let lengths = texts.iter().map(|text| u32::try_from(text.len()));
+        Ok(Some(Self {
+            consensus: kept.consensus,
+            certificates: kept.certificates,
+            lengths: lengths.map_while(Result::ok).collect(),
+            microdescriptors: texts.concat(),
+        }))
+    }
+
+    /// As many as a consensus has relays at most, whoever has written them.
+    fn texts(&self) -> impl Iterator<Item = &str> {
+        let mut rest = self.microdescriptors.as_str();
+        self.lengths.iter().take(ROUTERS).map_while(move |length| {
+            let (text, after) = rest.split_at_checked(usize::try_from(*length).ok()?)?;
+            rest = after;
+            Some(text)
+        })
+    }
+
+    /// Writes only those that are not there.
+    fn put_into(&self, store: &mut Store) -> Result<(), StoreError> {
+        let there = store.tor_documents()?.unwrap_or_default().microdescriptors;
+        let there: HashSet<_> = there.into_iter().map(|(digest, _)| digest).collect();
+        let texts = self.texts();
+        let all: Vec<_> = texts.map(|text| (sha256(text.as_bytes()), text)).collect();
+        let named = all.iter().map(|(digest, _)| *digest).collect();
+        let fresh = all.iter().filter(|(digest, _)| !there.contains(digest));
+        let signed = (&*self.consensus, &*self.certificates);
+        store.keep_tor_documents(signed, fresh.copied(), &named)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,7 +189,13 @@ pub(crate) struct Keeper {
 impl DirectoryCache {
     /// What the cache of the file has.
     pub(crate) fn load(file: &Directory) -> Result<Self, Failure> {
-        let read = || Self::of(&Store::open(&file.cache)?);
+        let read = || {
+            let mut store = Store::open(&file.cache)?;
+            match &file.tor {
+                Some(_) => Self::with_tor(&mut store),
+                None => Self::of(&store),
+            }
+        };
         read().map_err(|error| unusable(&file.cache, &error))
     }
 
@@ -153,6 +222,16 @@ impl DirectoryCache {
                 .map(KeptVanguard::from)
                 .collect(),
             candidates: store.candidates()?.into_iter().map(candidate).collect(),
+            tor: None,
+        })
+    }
+
+    /// With Tor's documents.
+    pub(super) fn with_tor(store: &mut Store) -> Result<Self, StoreError> {
+        let tor = KeptTor::of(store)?;
+        Ok(Self {
+            tor,
+            ..Self::of(store)?
         })
     }
 
@@ -162,6 +241,9 @@ impl DirectoryCache {
             return Ok(());
         }
         self.put_lists_into(store, &old)?;
+        if let Some(tor) = &self.tor {
+            tor.put_into(store)?;
+        }
         if self.guards != old.guards {
             let guards: Vec<Guard> = self.guards.iter().map(Guard::from).collect();
             store.keep_guards(&guards)?;
@@ -209,9 +291,18 @@ impl DirectoryCache {
         Ok(())
     }
 
-    pub(super) fn store(&self) -> Result<Store, StoreError> {
+    fn store(&self) -> Result<Store, StoreError> {
         let mut store = Store::in_memory()?;
         self.put_into(&mut store)?;
+        Ok(store)
+    }
+}
+
+impl Keeper {
+    /// With what there was.
+    pub(super) fn store(&mut self) -> Result<Store, StoreError> {
+        let store = self.kept.store()?;
+        self.kept.tor = None;
         Ok(store)
     }
 }
@@ -278,6 +369,36 @@ mod tests {
             store.keep_split("one", "other").expect("kept");
             store.keep_list("later").expect("kept");
         });
+    }
+
+    #[test]
+    fn tors_documents_are_handed_on_as_they_are_and_what_nobody_names_goes() {
+        let (mut seen, mut file) = (
+            Store::in_memory().expect("a store"),
+            Store::in_memory().expect("a store"),
+        );
+        let long = "x".repeat(MICRODESCRIPTORS + 1);
+        let states = [("one", &["a", "b"][..]), ("two", &["b", "c", &long][..])];
+        for (consensus, texts) in states {
+            let digests = texts.iter().map(|text| sha256(text.as_bytes()));
+            let named = digests.clone().collect();
+            let texts = digests.zip(texts.iter().copied());
+            let kept = seen.keep_tor_documents((consensus, "keys"), texts, &named);
+            kept.expect("kept");
+            let carried = DirectoryCache::with_tor(&mut seen).expect("read");
+            let json = serde_json::to_vec(&carried).expect("written");
+            let carried: DirectoryCache = serde_json::from_slice(&json).expect("read");
+            carried.put_into(&mut file).expect("written");
+            let (mut before, after) = (seen.tor_documents(), file.tor_documents());
+            if let Ok(Some(before)) = &mut before {
+                before.microdescriptors.retain(|(_, text)| text.len() == 1);
+            }
+            assert_eq!(before.expect("read"), after.expect("read"));
+        }
+        let kept = DirectoryCache::of(&file).expect("read");
+        kept.put_into(&mut file).expect("written");
+        let kept = file.tor_documents().expect("read").expect("there");
+        assert_eq!(kept.consensus, "two", "nothing else takes them away");
     }
 
     #[test]

@@ -76,10 +76,15 @@ impl Known {
                 let list = known.list(now)?;
                 Ok(list.and_then(|list| HsDirs::of_list(&list.list)))
             }
-            Self::Tor(known, file) => {
-                let network = known.network(now)?;
-                Ok(network.map(|network| HsDirs::of_tor(network, file.testing)))
-            }
+            Self::Tor(known, file) => known.hsdirs(now, file.testing),
+        }
+    }
+
+    /// See [`tor::Client::may_be_misled`].
+    pub(super) fn may_be_misled(&self) -> bool {
+        match self {
+            Self::List(_) => false,
+            Self::Tor(known, _) => known.may_be_misled(),
         }
     }
 
@@ -184,13 +189,17 @@ pub(super) enum Outcome {
 
 /// Asks for Tor's consensus, and for what is missing of its relays; nothing: there is no newer one, or it failed, which is told.
 pub(super) async fn renew_tor(
-    renewal: &tor::Renewal,
+    renewal: tor::Renewal,
     file: &TorDirectory,
     (overlay, ask): (&dyn Overlay, Ask),
     limit: Duration,
 ) -> Result<Option<tor::Renewed>, Vec<NoNetwork>> {
     let sources = sources(file, ask);
-    tor::renew(renewal, overlay, &sources, now(), limit).await
+    let renewal = match ask {
+        Ask::Authorities => renewal,
+        Ask::Caches => renewal.anonymously(),
+    };
+    tor::renew(&renewal, overlay, &sources, now(), limit).await
 }
 
 /// Why a directory of Tor's gave nothing.

@@ -45,7 +45,7 @@ pub(super) async fn renew(
         Known::List(known) => known,
         Known::Tor(known, tor) => {
             let (renewal, ask) = (known.renewal(), (overlay, Ask::Authorities));
-            return match known::renew_tor(&renewal, tor, ask, file.wait).await {
+            return match known::renew_tor(renewal, tor, ask, file.wait).await {
                 Ok(Some(renewed)) => {
                     let heard = known.take(renewed)?;
                     Ok(heard.err().iter().map(Refused::to_string).collect())
@@ -193,7 +193,7 @@ impl Listed {
             } else if !is_due {
                 in_vain = in_vain.saturating_add(1);
             }
-            if is_due && !is_newer {
+            if is_due && (!is_newer || self.may_be_misled()) {
                 let left = beside_at.map(|at| Duration::from_secs(at.saturating_sub(now())));
                 let pause = self.pause();
                 sleep(left.map_or(pause, |left| left.min(pause))).await;
@@ -218,6 +218,11 @@ impl Listed {
         }
     }
 
+    /// What is missing was asked for in the clear.
+    fn may_be_misled(&self) -> bool {
+        self.lock().known.may_be_misled()
+    }
+
     /// A newer list is asked for, or none of our paths can be made from this one; and it is not too soon.
     async fn hurried(&self, earliest: Instant) {
         if self.is_of_use() {
@@ -240,7 +245,7 @@ impl Listed {
         let asking = match asked {
             Ok(asking) => asking,
             Err((renewal, tor)) => {
-                let renewed = known::renew_tor(&renewal, &tor, (overlay, ask), file.wait).await;
+                let renewed = known::renew_tor(renewal, &tor, (overlay, ask), file.wait).await;
                 return self.take_tor(renewed).await;
             }
         };
@@ -321,6 +326,7 @@ impl Listed {
             let outcome = known::take_tor(known, renewed);
             if outcome == Outcome::Newer {
                 state.take_list();
+                state.keep_tor();
             }
             outcome
         });

@@ -60,7 +60,7 @@ const MAX_MESSAGE: usize = 64 * 1024;
 const MAX_DESCRIPTORS: usize = 3;
 
 /// Bytes of what is kept of the directory.
-const LARGEST_KEPT: u64 = 32 << 20;
+const LARGEST_KEPT: u64 = 64 << 20;
 
 /// What the worker is told.
 #[derive(Debug, Serialize, Deserialize)]
@@ -471,7 +471,8 @@ async fn prepare(
     Ok(Some((known, addresses)))
 }
 
-/// What is new of the directory goes to the other process. One that does not read loses it, and has it with what is new the next time.
+/// What is new of the directory goes to the other process. One that does not read loses it, and has it with what is new the next time; Tor's documents with
+/// the next of these.
 fn keeper(kept: DirectoryCache, channel: &Arc<Channel>) -> Keeper {
     let channel = Mutex::new(Arc::downgrade(channel));
     let keep = move |kept: DirectoryCache| {

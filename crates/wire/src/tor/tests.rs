@@ -113,6 +113,33 @@ fn what_stands_behind_a_signature_is_not_believed() {
     assert_eq!(refused(&text), "what nobody has signed");
 }
 
+#[test]
+fn what_is_written_again_is_what_the_authorities_wrote_and_nothing_that_stood_beside_it() {
+    let text = |consensus: &str| Consensus::parse(consensus).map(|it| it.to_text());
+    assert_eq!(text(CONSENSUS).as_deref(), Ok(CONSENSUS));
+    let signature = "\n-----BEGIN MESSAGE-----\nAAAA\n-----END MESSAGE-----\n";
+    for more in [
+        "\n",
+        "@note\n",
+        &format!("directory-signature A B{signature}"),
+    ] {
+        let more = format!("{CONSENSUS}{more}");
+        assert_eq!(text(&more).as_deref(), Ok(CONSENSUS));
+    }
+    let called = |text: &str| {
+        let text = text.replace("BEGIN SIGNATURE", "BEGIN SIGN");
+        text.replace("END SIGNATURE", "END SIGN")
+    };
+    assert_eq!(text(&called(CONSENSUS)).as_deref(), Ok(CONSENSUS));
+    let keys = KeyCertificate::parse_all(CERTIFICATES).expect("read");
+    let others = called(CERTIFICATES);
+    let others = KeyCertificate::parse_all(&others).expect("read");
+    for (key, other) in keys.iter().zip(&others) {
+        assert_ne!(other.text, key.text);
+        assert_eq!([key.to_text(), other.to_text()], [key.text, key.text]);
+    }
+}
+
 /// Of hashes that nobody knows, as many as one likes.
 #[test]
 fn no_more_stands_behind_what_is_signed_than_signatures_take() {

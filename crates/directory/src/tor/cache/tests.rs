@@ -2,9 +2,10 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use hoplite_crypto::onion::rsa::sha256;
 use hoplite_overlay::Stream;
 use hoplite_testing::{Double, seeded};
-use hoplite_wire::Target;
+use hoplite_wire::{Target, tor::Consensus};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufStream, DuplexStream, duplex};
 
@@ -222,6 +223,65 @@ async fn a_cache_gives_what_it_has_and_the_difference_to_what_it_had_also_after_
         let (ours, theirs) = (difference.len(), DIFFERENCE.len());
         assert!(ours <= theirs, "{ours} bytes, C tor {theirs}");
     }
+}
+
+/// Whoever answers can put there what he likes, and C tor refuses the whole.
+#[tokio::test]
+async fn a_cache_gives_nothing_on_that_no_known_authority_has_signed() {
+    let (_, signatures) = LATER.split_once("\ndirectory-signature ").expect("signed");
+    let end = "-----END SIGNATURE-----\n";
+    let first = signatures.split_inclusive(end).next().expect("one");
+    let object = "-----BEGIN SIGNATURE-----\nAAAA\n-----END SIGNATURE-----\n";
+    let nobody = "0".repeat(40);
+    for more in [
+        "\n@note\n",
+        &format!("directory-signature sha1 A B\n{object}"),
+        &format!("directory-signature sha256 {nobody} {nobody}\n{object}"),
+        &format!("directory-signature {first}"),
+    ] {
+        let consensus = String::leak(format!("{LATER}{more}"));
+        let mut client = client();
+        let has = Has {
+            consensus,
+            difference: None,
+        };
+        hear(&mut client, has).await;
+        let given = client.cached().expect("read").expect("there");
+        assert!(given.consensus == LATER, "{more}");
+        assert_eq!(given.signers.len(), 3);
+    }
+}
+
+/// A relay chooses what its microdescriptor calls its family, and can have another one each hour.
+#[tokio::test]
+async fn relays_that_describe_themselves_at_length_keep_a_cache_from_giving_nothing() {
+    let mut client = client();
+    hear(&mut client, AFTER).await;
+    let named = Consensus::parse(LATER).expect("read").routers;
+    let named = named.iter().map(|router| router.digest);
+    let family = format!("${} ", "A".repeat(40)).repeat(400);
+    let long = (0u64..1200).map(|number| {
+        let mut digest = [7; 32];
+        digest[..8].copy_from_slice(&number.to_be_bytes());
+        (digest, format!("onion-key\nfamily {family}\n"))
+    });
+    let long: Vec<_> = long.collect();
+    let bytes: usize = long.iter().map(|(_, text)| text.len()).sum();
+    assert!(bytes > hoplite_wire::tor::TEXT);
+    let kept: HashSet<_> = named
+        .clone()
+        .chain(long.iter().map(|(one, _)| *one))
+        .collect();
+    let fresh = long.iter().map(|(digest, text)| (*digest, text.as_str()));
+    let texts = (LATER, CERTIFICATES);
+    let stored = client.store.keep_tor_documents(texts, fresh, &kept);
+    stored.expect("kept");
+    let given = client.cached().expect("read").expect("there");
+    let given: HashSet<_> = given.microdescriptors.iter().map(|(one, _)| *one).collect();
+    assert_eq!(given, kept);
+    let again = Client::caching(trust(), client.store, now()).expect("read");
+    let network = again.network(now()).expect("good").expect("there");
+    assert!(network.undescribed.is_empty());
 }
 
 #[test]

@@ -265,6 +265,38 @@ async fn a_consensus_with_too_few_relays_described_is_not_used() {
     );
 }
 
+/// Else who answers in the clear could have a service that he knows looked for at his own relays, by the client that he has told so.
+#[tokio::test]
+async fn where_descriptors_are_is_not_known_before_what_is_missing_was_asked_for_anonymously() {
+    let world = World::of(&[whole, silent, silent]);
+    let source = [Target::from(SocketAddr::from(([192, 0, 2, 1], 0)))];
+    let limit = Duration::from_secs(20);
+    for (is_missing, is_unknown) in [(false, false), (true, false), (true, true)] {
+        let mut client = client();
+        let mut renewal = client.renewal();
+        if is_unknown {
+            renewal = renewal.anonymously();
+        }
+        let renewed = renew(&renewal, &world.overlay, &source, NOW, limit).await;
+        let mut renewed = renewed.expect("asked").expect("newer");
+        if is_missing {
+            renewed.network.undescribed.insert([7; 20]);
+        }
+        assert_eq!(client.take(renewed).expect("stored"), Ok(Heard::Newer));
+        let hsdirs = client.hsdirs(NOW, true);
+        let hsdirs = hsdirs.map(|hsdirs| hsdirs.map(|hsdirs| hsdirs.len()));
+        let next = client.next(NOW, &mut |_| 0);
+        if is_missing && !is_unknown {
+            assert!(client.may_be_misled());
+            assert_eq!((hsdirs, next), (Err(Refused::Lacking), NOW));
+        } else {
+            assert!(!client.may_be_misled());
+            assert_eq!(hsdirs, Ok(Some(6)));
+            assert!(next > NOW);
+        }
+    }
+}
+
 #[tokio::test]
 async fn an_older_consensus_and_another_one_for_the_same_time_are_refused() {
     let world = World::of(&[whole, silent, silent]);
