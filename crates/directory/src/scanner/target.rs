@@ -13,7 +13,7 @@ use hoplite_wire::Target;
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    time::{Instant, timeout},
+    time::{Instant, timeout, timeout_at},
 };
 
 use super::{Direction, Failure, Rates, Step, Transfers};
@@ -30,6 +30,8 @@ const ASK: Duration = Duration::from_secs(10);
 const HANG_UP: Duration = Duration::from_secs(1);
 /// How long a transfer may take; what has come by then counts.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long all of a circuit's transfers may take: few are measured at once, so whoever takes as long as he may keeps others from being measured.
+const MEASUREMENT: Duration = Duration::from_secs(120);
 /// Transfers that are expected at once; more are not begun.
 const EXPECTED: usize = 1024;
 
@@ -307,13 +309,14 @@ pub async fn measure(
     expected: &Expected,
 ) -> Result<Rates, Failure> {
     let mut transfers = Transfers::default();
+    let until = Instant::now() + MEASUREMENT;
     loop {
         match transfers.step() {
             Step::Done(rates) => return Ok(rates),
             Step::Transfer(direction, bytes) => {
                 let ticket = expected.expect(direction, bytes);
                 let ticket = ticket.ok_or(Failure::Stream)?;
-                let (moved, time) = transfer(circuit, target, &ticket).await?;
+                let (moved, time) = transfer(circuit, target, &ticket, until).await?;
                 transfers.took(moved, time);
             }
         }
@@ -325,40 +328,45 @@ async fn transfer(
     circuit: &dyn Overlay,
     target: &Target,
     ticket: &Ticket,
+    until: Instant,
 ) -> Result<(u64, Duration), Failure> {
-    let terms = Terms::default().within(OPEN);
+    let left = until.saturating_duration_since(Instant::now());
+    let terms = Terms::default().within(OPEN.min(left));
     let opened = circuit.open_stream(target, &terms).await;
     let mut stream = opened.map_err(|error| match error.kind() {
         ErrorKind::EntryUnreachable | ErrorKind::PathFailed => Failure::Circuit,
         _ => Failure::Stream,
     })?;
-    let asked = stream.write_all(request(ticket, target).as_bytes()).await;
+    let request = request(ticket, target);
+    let asked = timeout_at(until, stream.write_all(request.as_bytes())).await;
+    let asked = asked.map_err(|_| Failure::Stream)?;
     asked.map_err(|_| Failure::Stream)?;
     match ticket.transfer.direction {
-        Direction::Down => download(&mut stream, &ticket.transfer).await,
-        Direction::Up => upload(&mut stream, &ticket.transfer).await,
+        Direction::Down => download(&mut stream, &ticket.transfer, until).await,
+        Direction::Up => upload(&mut stream, &ticket.transfer, until).await,
     }
 }
 
 async fn download(
     stream: &mut (impl AsyncRead + Unpin),
     transfer: &Transfer,
+    until: Instant,
 ) -> Result<(u64, Duration), Failure> {
-    let answered = timeout(OPEN, head(stream)).await;
+    let answered = timeout_at(until.min(Instant::now() + OPEN), head(stream)).await;
     let answered = answered.map_err(|_| Failure::Stream)?;
     let (head, mut got) = answered.map_err(|_| Failure::Stream)?;
     if !head.starts_with("HTTP/1.1 200 ") {
         return Err(Failure::Stream);
     }
     let began = Instant::now();
+    let until = until.min(began + PATIENCE);
     let (mut check, mut moved) = (Check::new(transfer), 0u64);
     if !check.take(&got) {
         return Err(Failure::Forged);
     }
     while check.left > 0 {
-        let patience = PATIENCE.saturating_sub(began.elapsed());
         got.resize(CHUNK, 0);
-        let Ok(read) = timeout(patience, stream.read(&mut got)).await else {
+        let Ok(read) = timeout_at(until, stream.read(&mut got)).await else {
             break;
         };
         let read = read.ok().filter(|read| *read > 0);
@@ -375,9 +383,10 @@ async fn download(
 async fn upload(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     transfer: &Transfer,
+    until: Instant,
 ) -> Result<(u64, Duration), Failure> {
     let mut sending = transfer.clone();
-    let sent = timeout(PATIENCE, async {
+    let sent = timeout_at(until.min(Instant::now() + PATIENCE), async {
         pour(stream, &mut sending).await?;
         head(stream).await
     });

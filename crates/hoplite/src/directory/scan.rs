@@ -4,7 +4,7 @@
 use std::{
     collections::HashSet,
     fs::{self, File, OpenOptions},
-    io::{self, BufRead, BufReader, Read, Write},
+    io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -57,8 +57,10 @@ const TURN: Duration = Duration::from_secs(1);
 const MIN_DESCRIPTORS_PAUSE: Duration = Duration::from_secs(60);
 /// Of how many authorities: one alone could leave some out.
 const AUTHORITIES: usize = 2;
-/// Bytes of a file of results that are read.
+/// Bytes of a file of results that are read, the last ones.
 const LARGEST: u64 = 256 << 20;
+/// Results that are appended to a file before it is written anew without those that count no more; and as many as count.
+const APPENDED: usize = 10_000;
 
 /// `hoplite directory scan`
 #[derive(Debug, Args)]
@@ -153,6 +155,8 @@ struct Driver {
     asked: Option<Instant>,
     started: u64,
     log: Option<File>,
+    /// Results in the file beside those that it was written with.
+    appended: usize,
     running: JoinSet<Outcome>,
 }
 
@@ -212,6 +216,7 @@ impl Driver {
             asked: None,
             started,
             log: None,
+            appended: 0,
             running: JoinSet::new(),
         })
     }
@@ -234,6 +239,7 @@ impl Driver {
             }
             if written.elapsed() >= self.scan.write {
                 self.write().await;
+                self.tidy().await;
                 written = Instant::now();
             }
         }
@@ -356,7 +362,22 @@ impl Driver {
                 .create(true)
                 .open(&self.scan.results)?,
         };
+        self.appended = self.appended.saturating_add(1);
         self.log.insert(log).write_all(line(outcome)?.as_bytes())
+    }
+
+    /// Writes the file of results anew, if most of what it has counts no more.
+    async fn tidy(&mut self) {
+        let results = self.scanner.results();
+        if self.appended <= results.iter().count().max(APPENDED) {
+            return;
+        }
+        let (path, results) = (self.scan.results.clone(), results.clone());
+        (self.log, self.appended) = (None, 0);
+        let written = spawn_blocking(move || rewrite(&path, &results)).await;
+        if let Ok(Err(error)) = written {
+            warn!("the file of results cannot be written anew: {error}");
+        }
     }
 
     /// Writes the bandwidth file, if there is enough for one.
@@ -482,14 +503,21 @@ fn outcome(line: &str) -> Option<Outcome> {
 
 /// What a file has of results that are not too old. A line that a crash has cut, or that is none, is left out; without a file there are none.
 fn kept(path: &Path, oldest: u64) -> io::Result<Results> {
+    newest(path, LARGEST, oldest)
+}
+
+/// The same, of so many bytes at its end: the newest results are there.
+fn newest(path: &Path, most: u64, oldest: u64) -> io::Result<Results> {
     let mut results = Results::default();
-    let file = match File::open(path) {
+    let mut file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(results),
         Err(error) => return Err(error),
     };
     let ahead = now().saturating_add(3600);
-    for text in BufReader::new(file.take(LARGEST)).lines() {
+    let skipped = file.metadata()?.len().saturating_sub(most);
+    file.seek(SeekFrom::Start(skipped))?;
+    for text in BufReader::new(file.take(most)).lines() {
         let found = outcome(&text?).filter(|found| (oldest..=ahead).contains(&found.at));
         found.into_iter().for_each(|found| results.put(found));
     }
@@ -586,6 +614,10 @@ mod tests {
         rewrite(&path, &results).expect("written");
         assert_eq!(fs::read_to_string(&path).expect("read"), text);
         assert_eq!(kept(&path, 20).expect("read").iter().count(), 3);
+        // Of a file that is too large it is the oldest ones that are left out.
+        let most = u64::try_from(text.len()).expect("short") - 1;
+        let some = newest(&path, most, 0).expect("read");
+        assert_eq!(some.iter().cloned().collect::<Vec<_>>(), all[1..]);
         let elsewhere = text.replace("middle", "first");
         fs::write(&path, elsewhere).expect("written");
         assert_eq!(

@@ -12,6 +12,16 @@ type Bend = fn(Vec<u8>) -> Vec<u8>;
 
 /// A circuit of this rate to a target, whose exit bends what comes from it.
 async fn measured(rate: u32, latency: Duration, bend: Bend) -> Result<Rates, Failure> {
+    measured_late(rate, latency, Duration::ZERO, bend).await
+}
+
+/// The same, where the exit lets each request wait for so long.
+async fn measured_late(
+    rate: u32,
+    latency: Duration,
+    late: Duration,
+    bend: Bend,
+) -> Result<Rates, Failure> {
     let network = Network::new(1);
     network.set_conditions(Conditions {
         latency,
@@ -28,6 +38,7 @@ async fn measured(rate: u32, latency: Duration, bend: Bend) -> Result<Rates, Fai
                 tokio::spawn(async move {
                     let (own, theirs) = tokio::io::duplex(1 << 16);
                     let (mut from, mut to) = tokio::io::split(own);
+                    tokio::time::sleep(late).await;
                     let (mut read, mut write) = tokio::io::split(&mut near);
                     let up = async {
                         tokio::io::copy(&mut read, &mut to).await.ok();
@@ -72,6 +83,15 @@ async fn a_circuit_is_found_as_fast_as_it_is_both_ways() {
 async fn one_that_takes_longer_than_anybody_waits_is_measured_by_what_has_come() {
     let rates = measured(700, SOON, HONEST).await.expect("measured");
     assert!(rates.slower().abs_diff(700) < 150, "{rates:?}");
+}
+
+/// Few are measured at once: he would keep the others from it.
+#[tokio::test(start_paused = true)]
+async fn one_that_answers_each_time_as_late_as_it_may_is_let_go_after_two_minutes() {
+    let began = Instant::now();
+    let found = measured_late(20_000, SOON, OPEN - 10 * SOON, HONEST).await;
+    assert_eq!(found, Err(Failure::Stream));
+    assert!(began.elapsed() <= MEASUREMENT, "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -155,8 +175,9 @@ async fn an_upload_that_never_came_is_not_taken_for_one() {
             .await
             .ok();
     };
+    let until = Instant::now() + MEASUREMENT;
     tokio::select! {
-        found = upload(&mut near, &ticket.transfer) => assert_eq!(found, Err(Failure::Stream)),
+        found = upload(&mut near, &ticket.transfer, until) => assert_eq!(found, Err(Failure::Stream)),
         () = swallowing => unreachable!("it goes on"),
     }
 }
