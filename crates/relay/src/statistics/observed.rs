@@ -32,14 +32,16 @@ pub struct ObservedBandwidth {
     samples: VecDeque<Sample>,
     /// The most of each day, the oldest first.
     days: Vec<Observed>,
+    /// Since when, on the clock that only goes forward, the calendar is before the last of these days.
+    behind_since: Option<u64>,
 }
 
 impl ObservedBandwidth {
     /// Goes on with what was kept.
     pub fn new(days: Vec<Observed>) -> Self {
         Self {
-            samples: VecDeque::new(),
             days,
+            ..Self::default()
         }
     }
 
@@ -59,12 +61,37 @@ impl ObservedBandwidth {
         let seconds = at.saturating_sub(first.at).max(1);
         let rate = |total: u64, before: u64| coarse(total.saturating_sub(before) / seconds);
         let (read, written) = (rate(read, first.read), rate(written, first.written));
-        self.note(now / DAY, read, written)
+        let day = self.day(at, now / DAY);
+        self.note(day, read, written)
+    }
+
+    /// The day that it is. A clock that was set back does not bring old days again; if it stays so for a day it was ahead before, and what was seen on the
+    /// days that are not yet is today's.
+    fn day(&mut self, at: u64, today: u64) -> u64 {
+        let last = self.days.last().map_or(today, |last| last.day);
+        if last <= today {
+            self.behind_since = None;
+            return today;
+        }
+        let since = *self.behind_since.get_or_insert(at);
+        if at.saturating_sub(since) < DAY {
+            return last;
+        }
+        self.behind_since = None;
+        let ahead = self.days.iter().filter(|seen| seen.day >= today);
+        let most = ahead.fold((0, 0), |(read, written), seen| {
+            (seen.read.max(read), seen.written.max(written))
+        });
+        self.days.retain(|seen| seen.day < today);
+        self.days.push(Observed {
+            day: today,
+            read: most.0,
+            written: most.1,
+        });
+        today
     }
 
     fn note(&mut self, day: u64, read: u64, written: u64) -> bool {
-        // A clock that was set back does not bring old days again.
-        let day = self.days.last().map_or(day, |last| last.day.max(day));
         self.days.retain(|old| old.day.saturating_add(DAYS) > day);
         match self.days.last_mut().filter(|last| last.day == day) {
             Some(last) => {
@@ -164,6 +191,26 @@ mod tests {
         observed.take(9000, NOW - 30 * DAY, (0, 0));
         observed.take(9010, NOW - 30 * DAY, (99 << 20, 99 << 20));
         assert!(observed.days().is_sorted_by_key(|day| day.day));
+    }
+
+    #[test]
+    fn what_was_seen_by_a_clock_that_was_ahead_is_forgotten_as_all_is() {
+        let kept = vec![Observed {
+            day: NOW / DAY + 3000,
+            read: 1 << 30,
+            written: 1 << 30,
+        }];
+        let mut observed = ObservedBandwidth::new(kept);
+        let mut after = |days: u64| {
+            for at in [days * DAY, days * DAY + 10] {
+                observed.take(at, NOW + at, (0, 0));
+            }
+            (observed.rate(), observed.days().last().map(|last| last.day))
+        };
+        assert_eq!(after(0), (1 << 30, Some(NOW / DAY + 3000)));
+        assert_eq!(after(1), (1 << 30, Some(NOW / DAY + 1)));
+        assert_eq!(after(5), (1 << 30, Some(NOW / DAY + 5)));
+        assert_eq!(after(6), (0, Some(NOW / DAY + 6)));
     }
 
     #[test]
