@@ -169,12 +169,12 @@ pub(crate) fn work<G>(
     } else {
         UnixSockets::OpensNone
     };
-    let confined = confine(client.config.takeover.user, sockets).map_err(failed)?;
+    let user = client.config.takeover.user();
+    let confined = confine(user, sockets).map_err(failed)?;
     let _logs = logs()?;
     if confined.is_root {
         warn!(
-            "this user namespace has no user {}: the process that carries traffic has no right, and yet root's files",
-            client.config.takeover.user
+            "this user namespace has no user {user}: the process that carries traffic has no right, and yet root's files"
         );
     }
     if let Some(error) = confined.unfiltered {

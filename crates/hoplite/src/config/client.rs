@@ -505,7 +505,7 @@ impl Checker<'_> {
             self.add(error.key, &error.problem, "correct the value");
         }
         let takeover = &self.config.takeover;
-        if takeover.user == 0 {
+        if takeover.user == Some(0) {
             let why = "expected a user without rights, 0 is root";
             self.add("takeover.user", why, "leave it out, or give another one");
         }

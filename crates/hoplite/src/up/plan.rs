@@ -256,7 +256,7 @@ impl Wanted {
             past_addresses: exclude.addresses.clone(),
             past_users: exclude.users.clone(),
             past_cgroups: exclude.cgroups.clone(),
-            pinger: (!domains.takes_all()).then_some(takeover.user),
+            pinger: (!domains.takes_all()).then(|| takeover.user()),
             past_interfaces: exclude.interfaces.clone(),
             only_addresses,
             only_users: include.users.clone(),

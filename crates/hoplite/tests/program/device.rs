@@ -244,8 +244,9 @@ for set in CapInh CapPrm CapEff CapBnd CapAmb; do [ "$(field $set)" = 0000000000
 [ "$(field NoNewPrivs)" = 1 ]
 if ls -l "/proc/$worker/fd" | grep inherited; then exit 9; fi
 if grep -q ' 4294967295$' /proc/self/uid_map; then
-  [ "$(field Uid)" = "$(printf '65534\t65534\t65534\t65534')" ]
-  [ "$(field Gid)" = "$(printf '65534\t65534\t65534\t65534')" ]
+  own=1900000000
+  [ "$(field Uid)" = "$(printf "$own\t$own\t$own\t$own")" ]
+  [ "$(field Gid)" = "$(printf "$own\t$own\t$own\t$own")" ]
   [ -z "$(field Groups | tr -d ' ')" ]
 fi
 getent ahostsv4 site.example | grep -q '^198\.1[89]\.'

@@ -1,6 +1,6 @@
 //! `[takeover]` in the client's file: what `hoplite up` takes of the device's traffic, and what it leaves alone.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, fs, str::FromStr};
 
 use hoplite_wire::{HostName, special::is_onion_name};
 use ipnet::IpNet;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, de};
 use super::Config;
 
 /// The section.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Takeover {
     /// Whether the local network is reached directly.
@@ -22,24 +22,40 @@ pub(crate) struct Takeover {
     pub(crate) include: Include,
     /// Networks behind this machine whose traffic is taken, too.
     pub(crate) gateway: Vec<IpNet>,
-    /// As which user and group the process runs that reads what the network sends, if root starts it.
-    pub(crate) user: u32,
+    /// As which user and group the process runs that reads what the network sends, if root starts it: [`Takeover::user()`].
+    pub(crate) user: Option<u32>,
 }
 
 /// `nobody`, whose files should not exist.
 pub(crate) const NOBODY: u32 = 65_534;
+/// A user and group that no system gives to anybody (systemd, "Users, Groups, UIDs and GIDs": unused from 1,879,048,192 on): what runs as `nobody`, anybody
+/// else who does can stop for good.
+const UNSHARED: u32 = 1_900_000_000;
 
-impl Default for Takeover {
-    fn default() -> Self {
-        Self {
-            lan: false,
-            dns: Dns::default(),
-            exclude: Exclude::default(),
-            include: Include::default(),
-            gateway: Vec::new(),
-            user: NOBODY,
-        }
+impl Takeover {
+    /// As which user and group that process runs: `nobody` where this user namespace lacks the one that is nobody's.
+    pub(crate) fn user(&self) -> u32 {
+        let has = |map: &str| fs::read_to_string(map).is_ok_and(|map| has_user(&map, UNSHARED));
+        self.user.unwrap_or_else(|| {
+            if has("/proc/self/uid_map") && has("/proc/self/gid_map") {
+                UNSHARED
+            } else {
+                NOBODY
+            }
+        })
     }
+}
+
+/// Whether a user namespace has such a user. In each line: the first of some, who that is outside, and how many there are (user_namespaces(7)).
+fn has_user(map: &str, user: u32) -> bool {
+    map.lines().any(|line| {
+        let mut words = line.split_ascii_whitespace();
+        let mut number = || words.next()?.parse::<u64>().ok();
+        let (Some(first), Some(_), Some(count)) = (number(), number(), number()) else {
+            return false;
+        };
+        (first..first.saturating_add(count)).contains(&u64::from(user))
+    })
 }
 
 /// Who answers programs' questions for names.
@@ -313,6 +329,20 @@ mod tests {
                 read(&format!("exclude.users = {wrong}")).is_err(),
                 "{wrong}"
             );
+        }
+    }
+
+    #[test]
+    fn a_user_namespace_has_those_users_that_its_map_names() {
+        for (map, has) in [
+            ("         0          0 4294967295\n", true),
+            ("0 100000 65536\n", false),
+            ("0 1000 1\n1900000000 5 1\n", true),
+            ("1899999999 5 1\n", false),
+            ("0 0\n", false),
+            ("", false),
+        ] {
+            assert_eq!(has_user(map, UNSHARED), has, "{map}");
         }
     }
 
