@@ -18,6 +18,10 @@ pub struct Config {
     pub http: Http,
     /// `[limits]`
     pub limits: Limits,
+    /// Whether flows of different users of this machine, and of different hosts that are let in, share no connection beyond the first relay, whatever
+    /// isolation tokens they give. No key.
+    #[serde(skip)]
+    pub isolate_users: bool,
 }
 
 /// The SOCKS5 front end.

@@ -78,6 +78,8 @@ pub(crate) struct ProxyContext {
     pub(crate) overlay: Arc<dyn Overlay>,
     pub(crate) limits: Limits,
     pub(crate) udp: bool,
+    /// Whether users share nothing.
+    isolate_users: bool,
     /// Whoever knows whose a socket is.
     sockets: Option<Box<dyn SocketOwners>>,
     /// What UDP flows of all associations hold, and which there are.
@@ -255,6 +257,7 @@ impl Front {
             datagram_flows: SharedFlows::default(),
             limits: self.config.limits,
             udp: self.config.socks.udp,
+            isolate_users: self.config.isolate_users,
             sockets: self.sockets,
             counters: self.counters,
         });
@@ -418,6 +421,15 @@ impl ProxyContext {
         let at = tcp.local_addr().ok();
         let user = at.and_then(|at| self.user(TCP, peer, at));
         ProgramConnection::new(tcp, user.unwrap_or_else(|| User::at(peer.ip())))
+    }
+
+    /// Which flows may share the path of those for which this user gives this token.
+    pub(crate) fn isolation(&self, given: Isolation, user: User) -> Isolation {
+        if self.isolate_users {
+            user.owner.isolation(&given)
+        } else {
+            given
+        }
     }
 
     pub(crate) fn terms(&self, isolation: Isolation) -> Terms {

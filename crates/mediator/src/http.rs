@@ -48,13 +48,15 @@ use crate::{
     counters::Counters,
     front::ProxyContext,
     program::{CleanClose, ProgramConnection},
+    users::User,
 };
 
 /// What the requests of one connection share. They come one after the other: the locks are never waited for.
 struct Session {
     context: Arc<ProxyContext>,
-    /// Where the program is.
+    /// Where the program is, and whose.
     program: Option<SocketAddr>,
+    user: User,
     /// The connection to the target of the last absolute-form request, for the next one.
     upstream: sync::Mutex<Option<Upstream>>,
     /// The flow that a CONNECT opened, until the connection is a tunnel.
@@ -68,6 +70,7 @@ pub(crate) async fn serve(program: ProgramConnection, context: Arc<ProxyContext>
     let session = Arc::new(Session {
         context,
         program: program.peer_addr().ok(),
+        user: program.user(),
         upstream: sync::Mutex::default(),
         tunnel: Mutex::default(),
         served: AtomicBool::new(false),
@@ -142,10 +145,10 @@ impl Session {
 }
 
 /// The isolation token of a request.
-fn isolation(request: &Request<Incoming>) -> Isolation {
-    credentials(request.headers())
-        .map(Isolation::new)
-        .unwrap_or_default()
+fn isolation(session: &Session, request: &Request<Incoming>) -> Isolation {
+    let given = credentials(request.headers()).map(Isolation::new);
+    let given = given.unwrap_or_default();
+    session.context.isolation(given, session.user)
 }
 
 /// An open flow that waits for its connection.
@@ -160,7 +163,7 @@ async fn connect(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, ProxyError> {
     let target = connect_target(&request)?;
-    let (isolation, program) = (isolation(&request), session.program);
+    let (isolation, program) = (isolation(session, &request), session.program);
     let opening = session.context.open_stream(&target, isolation, program);
     let stream = opening.await.map_err(ProxyError::Overlay)?;
     let connection = hyper::upgrade::on(request);
@@ -200,7 +203,7 @@ async fn forward(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, ProxyError> {
     let target = http_target(request.uri())?;
-    let isolation = isolation(&request);
+    let isolation = isolation(session, &request);
     let request = rewrite(request, &target)?;
     let mut response = send_upstream(session, target, isolation, request).await?;
     strip(response.headers_mut());

@@ -115,7 +115,8 @@ async fn refuse(mut program: ProgramConnection, context: &ProxyContext, refusal:
 }
 
 impl ProgramRequest {
-    async fn serve(self, program: ProgramConnection, context: Arc<ProxyContext>) {
+    async fn serve(mut self, program: ProgramConnection, context: Arc<ProxyContext>) {
+        self.isolation = context.isolation(self.isolation, program.user());
         match self.request.command {
             Command::Connect => self.connect(program, &context).await,
             Command::Associate if context.udp => {

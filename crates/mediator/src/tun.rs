@@ -30,7 +30,7 @@ use std::{
     sync::Arc,
 };
 
-use hoplite_overlay::{Error, Overlay, Reason, Stream, Terms};
+use hoplite_overlay::{Error, Isolation, Overlay, Reason, Stream, Terms};
 use hoplite_wire::Target;
 use tokio::time::Instant;
 
@@ -177,9 +177,15 @@ impl DeviceContext {
         }
     }
 
-    /// The terms of a flow that is opened now.
-    pub(crate) fn terms(&self) -> Terms {
-        Terms::default().within(self.config.flows.opening)
+    /// The terms of a flow that is opened now, of this user as far as one is known.
+    pub(crate) fn terms(&self, user: Option<User>) -> Terms {
+        let user = user.filter(|_| self.config.device.isolate_users);
+        let isolation = user.map(|user| user.owner.isolation(&Isolation::default()));
+        let terms = Terms {
+            isolation: isolation.unwrap_or_default(),
+            ..Terms::default()
+        };
+        terms.within(self.config.flows.opening)
     }
 }
 

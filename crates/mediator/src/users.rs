@@ -13,6 +13,7 @@ use std::{
     sync::Arc,
 };
 
+use hoplite_overlay::Isolation;
 use hoplite_wire::networks::host_network;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -23,6 +24,18 @@ pub(crate) enum Owner {
     Uid(u32),
     /// Whoever sends from this address, when no socket of this machine does; of IPv6 its /64, in which a host takes as many as it likes.
     Address(IpAddr),
+}
+
+impl Owner {
+    /// The token with which flows share no connection with those of other owners, beside the one that is given.
+    pub(crate) fn isolation(self, given: &Isolation) -> Isolation {
+        let name = match self {
+            Self::Uid(uid) => [&[0_u8][..], &uid.to_be_bytes()].concat(),
+            Self::Address(IpAddr::V4(address)) => [&[4_u8][..], &address.octets()].concat(),
+            Self::Address(IpAddr::V6(address)) => [&[6_u8][..], &address.octets()].concat(),
+        };
+        given.of_owner(&name)
+    }
 }
 
 /// A program as far as it can be told from others: its owner and its control group.

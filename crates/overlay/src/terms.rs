@@ -38,9 +38,19 @@ impl Isolation {
     pub fn new(token: Vec<u8>) -> Self {
         Self(Some(Arc::new(Zeroizing::new(token))))
     }
-}
 
-impl Isolation {
+    /// The token of flows of one of several owners, who share nothing even where both give the same token or none. Of names of owners none begins another.
+    pub fn of_owner(&self, owner: &[u8]) -> Self {
+        let given = self.bytes();
+        // None is not one that is empty.
+        let token = [
+            owner,
+            &[u8::from(given.is_some())],
+            given.unwrap_or_default(),
+        ];
+        Self::new(token.concat())
+    }
+
     fn bytes(&self) -> Option<&[u8]> {
         self.0.as_deref().map(|token| token.as_slice())
     }

@@ -510,6 +510,7 @@ fn the_client_example_is_right_and_its_comments_are_the_defaults() {
         "template",
         "issuer",
         "origin",
+        "user",
     ];
     let spelt_out = without(&uncommented(text), &keyless);
     assert!(

@@ -371,6 +371,45 @@ async fn of_other(front: &Running, others: &Mutex<Vec<u16>>) -> TcpStream {
     socket.connect(front.socks).await.expect("connects")
 }
 
+#[tokio::test]
+async fn users_of_one_machine_share_no_token_where_they_are_to_be_apart() {
+    for isolate_users in [false, true] {
+        let overlay = Scripted::default().route(NAME, Route::To(targets::tcp_echo().await));
+        let mut config = config();
+        config.isolate_users = isolate_users;
+        let (front, others) = on_shared_machine(overlay, config);
+        let named = |mut tcp: TcpStream| async move {
+            tcp.write_all(&[5, 1, 2]).await.expect("writes");
+            assert_eq!(read_exactly(&mut tcp, 2).await, [5, 2]);
+            tcp.write_all(b"\x01\x02me\x03any").await.expect("writes");
+            assert_eq!(read_exactly(&mut tcp, 2).await, [1, 0]);
+            tcp
+        };
+        // Without a token, and with one and the same: one user's twice, then another's.
+        for tcp in [
+            greet(&front).await,
+            greet(&front).await,
+            greeted(of_other(&front, &others).await).await,
+            named(front.to_socks().await).await,
+            named(front.to_socks().await).await,
+            named(of_other(&front, &others).await).await,
+        ] {
+            let mut tcp = tcp;
+            assert_eq!(ask(&mut tcp, &by_name(1)).await, 0);
+        }
+        let asked = front.overlay.asked();
+        let tokens: Vec<_> = asked.into_iter().map(|(_, token)| token).collect();
+        let [none, again, others_none, name, same_name, others_name] = &tokens[..] else {
+            unreachable!("{} flows", tokens.len());
+        };
+        assert_eq!([none, name], [again, same_name]);
+        assert_ne!(none, name);
+        assert_eq!(none != others_none, isolate_users);
+        assert_eq!(name != others_name, isolate_users);
+        assert_ne!(others_none, others_name);
+    }
+}
+
 /// So much time passes at once.
 async fn pass(time: Duration) {
     tokio::time::pause();

@@ -41,6 +41,9 @@ pub struct Device {
     /// Networks behind this device: their TCP and UDP is taken as well. No key.
     #[serde(skip)]
     pub behind: Vec<IpNet>,
+    /// Whether TCP and UDP flows of different users of this machine, and of different hosts behind it, share no connection beyond the first relay. No key.
+    #[serde(skip)]
+    pub isolate_users: bool,
     /// What comes first where a header would tell targets something.
     pub privacy: Privacy,
 }
@@ -122,6 +125,7 @@ impl Default for Device {
             mtu: 1500,
             addresses: own(),
             behind: Vec::new(),
+            isolate_users: false,
             privacy: Privacy::default(),
         }
     }

@@ -1,5 +1,5 @@
 //! Packets that are neither TCP nor UDP: ICMP echo first of all. Each protocol and target is a flow of its own through the overlay
-//! (CONNECT-IP), so that nothing ties two of them together. Paper 003 §5.3: "for each IP flow a separate channel".
+//! (CONNECT-IP), so that nothing ties two of them together. Paper 003 §5.1: "each IP-packet flow is transmitted over an individual channel".
 //! A name behind a temporary address travels unresolved, as with every flow.
 
 use std::{
@@ -215,7 +215,8 @@ impl PacketFlow {
             // A name's temporary addresses are of both families, it may be of one: echoes of either will do.
             scope.protocol = None;
         }
-        let terms = self.context.terms();
+        // Nobody knows whose they are: all programs' to one target are one flow.
+        let terms = self.context.terms(None);
         let opening = self.context.overlay.open_packets(&scope, &terms);
         let opened = terms.run("opening a flow of packets", opening).await;
         let ended = match opened {

@@ -118,7 +118,7 @@ impl UdpTable {
             }
         };
         let sender = FlowSender::new(account);
-        let flow = UdpFlow::new(Arc::clone(&self.context), key, sender.clone());
+        let flow = UdpFlow::new(Arc::clone(&self.context), (key, user), sender.clone());
         let task = self.tasks.spawn(async move {
             flow.run().await;
             key
@@ -245,15 +245,17 @@ thread_local! {
 struct UdpFlow {
     context: Arc<DeviceContext>,
     key: FlowKey,
+    user: User,
     sender: FlowSender,
 }
 
 impl UdpFlow {
-    fn new(context: Arc<DeviceContext>, key: FlowKey, sender: FlowSender) -> Self {
+    fn new(context: Arc<DeviceContext>, (key, user): (FlowKey, User), sender: FlowSender) -> Self {
         context.counters.udp_opened.add(1);
         Self {
             context,
             key,
+            user,
             sender,
         }
     }
@@ -274,7 +276,7 @@ impl UdpFlow {
 
     /// Answers what to tell the program, if it has to be told something.
     async fn serve(&self, target: &Target) -> Option<Unreachable> {
-        let terms = self.context.terms();
+        let terms = self.context.terms(Some(self.user));
         let opening = self.context.overlay.open_datagrams(target, &terms);
         let opened = terms.run("opening a datagram flow", opening).await;
         let ended = match opened {

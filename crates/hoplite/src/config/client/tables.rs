@@ -34,6 +34,8 @@ pub(crate) struct Config {
     pub(crate) path: Vec<String>,
     /// This many relays, chosen at random. Either this or `path`.
     pub(crate) hops: Option<usize>,
+    /// Whether flows of different users share no connection beyond the first relay.
+    pub(crate) isolate_users: bool,
     /// Other paths, for the names of some domains.
     pub(crate) route: Vec<Route>,
     /// Shown to every relay that has no token of its own.
@@ -192,13 +194,17 @@ impl Config {
             },
             http: self.http.clone(),
             limits: self.limits.clone(),
+            isolate_users: self.isolate_users,
         }
     }
 
     /// What the transparent front end is told.
     pub(crate) fn transparent(&self) -> tun::Config {
         tun::Config {
-            device: self.device.clone(),
+            device: tun::config::Device {
+                isolate_users: self.isolate_users,
+                ..self.device.clone()
+            },
             flows: self.flows.clone(),
             dns: self.dns.clone(),
         }

@@ -326,7 +326,7 @@ impl FlowTask {
     /// Opens the stream and answers the SYN accordingly; `None` if there is nothing to carry.
     async fn open(&mut self, order: &OpenRequest) -> Option<Stream> {
         let context = Arc::clone(&self.shared.context);
-        let terms = context.terms().early(order.early);
+        let terms = context.terms(Some(self.flow.user)).early(order.early);
         let opening = context.open_stream(&order.target, self.flow.user, &terms);
         let mut opening = pin!(terms.run("opening a stream", opening));
         let opened = poll_fn(|cx| match self.poll_end(cx) {

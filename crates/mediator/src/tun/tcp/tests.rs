@@ -1136,6 +1136,44 @@ async fn ten_thousand_flows_at_rest_own_a_few_megabytes() {
     assert!(all < 20_000_000, "{all} bytes");
 }
 
+/// Of a machine, and of a network behind it.
+#[tokio::test(start_paused = true)]
+async fn flows_of_two_users_share_nothing_where_they_are_to_be_apart() {
+    for isolate_users in [false, true] {
+        let (asked, mut tokens) = tokio::sync::mpsc::unbounded_channel();
+        let datagrams = asked.clone();
+        let overlay = Double::nothing()
+            .streams(move |_, _, terms| {
+                asked
+                    .send(terms.isolation.clone())
+                    .expect("somebody listens");
+                Box::pin(std::future::pending())
+            })
+            .datagrams(move |_, _, terms| {
+                datagrams
+                    .send(terms.isolation.clone())
+                    .expect("somebody listens");
+                Box::pin(std::future::pending())
+            });
+        let mut bench = Bench::over(Arc::new(overlay), Network::new(1), |config| {
+            config.device.isolate_users = isolate_users;
+        });
+        // Of one user another control group is the same user.
+        bench.tell_apart(|port| User::local(u32::from(port / 100), port.into()));
+        let mut heard = Vec::new();
+        for port in [5000, 5001, 6000] {
+            Program::new(port).say(&mut bench, Flags::SYN, b"");
+            heard.push(tokens.recv().await.expect("a stream"));
+            let (from, to) = (SocketAddr::new(PROGRAM, port), SocketAddr::new(TARGET, 443));
+            bench.send(udp_packet(from, to, b"hello"));
+            heard.push(tokens.recv().await.expect("a flow of datagrams"));
+        }
+        assert!(heard[..4].iter().all(|token| *token == heard[0]));
+        assert!(heard[4..].iter().all(|token| *token == heard[4]));
+        assert_eq!(heard[0] != heard[4], isolate_users);
+    }
+}
+
 /// What programs send to the address of an onion service goes there by its name alone, with their isolation; datagrams do not.
 #[tokio::test(start_paused = true)]
 async fn flows_to_the_address_of_an_onion_service_carry_its_name_and_datagrams_are_refused() {
