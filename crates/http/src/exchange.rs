@@ -139,7 +139,7 @@ impl Exchange {
     pub async fn answer(self, head: &ResponseHead, content: Bytes) -> Result<(), HttpError> {
         match self {
             Self::H3(exchange) => Ok(exchange.answer(head, content).await?),
-            Self::H2(mut exchange) => Ok(exchange.respond_with(head, content)?),
+            Self::H2(mut exchange) => Ok(exchange.respond_with(head, content).await?),
             Self::H1(exchange) => Ok(exchange.refuse(head).await?),
         }
     }

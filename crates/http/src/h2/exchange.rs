@@ -146,20 +146,22 @@ impl Exchange {
         }
     }
 
-    /// The server answers with a whole body, of the same size, and ends the stream.
+    /// The server answers with a whole body, of the same size, as the client gives room for it, and ends the stream.
     ///
     /// # Errors
     /// The client has gone.
-    pub(crate) fn respond_with(
+    pub(crate) async fn respond_with(
         &mut self,
         head: &ResponseHead,
         content: Bytes,
     ) -> Result<(), H2Error> {
         self.answer(head, false)?;
-        match &mut self.state {
-            State::Open(send) => Ok(send.send_data(content, true)?),
-            _ => Err(H2Error::State),
-        }
+        let State::Open(send) = std::mem::replace(&mut self.state, State::Over) else {
+            return Err(H2Error::State);
+        };
+        let mut sender = DataSender::new(Some(send));
+        sender.write(content).await?;
+        sender.finish()
     }
 
     /// Reads the body to its end; `None` if it is larger than `limit` bytes. Nothing can be read behind it.

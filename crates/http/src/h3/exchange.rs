@@ -522,16 +522,23 @@ impl DataReceiver {
         }
     }
 
-    /// The next frame, straight out of the chunks that QUIC delivers; `None` at the end of the stream.
+    /// The next frame, straight out of the chunks that QUIC delivers; `None` at the end of the stream. Frames that mean nothing are gone through as many at
+    /// once as come in one look; then others have their turn.
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Frame>, H3Error>> {
+        let mut has_looked = false;
         loop {
             match self.next_raw_frame()? {
                 Some(frame) => return Poll::Ready(Ok(Some(frame))),
                 None if self.stage == Stage::Ended => {
                     return Poll::Ready(self.failed.clone().map_or(Ok(None), Err));
                 }
+                None if has_looked => {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
                 None => ready!(self.poll_chunks(cx))?,
             }
+            has_looked = true;
         }
     }
 

@@ -14,7 +14,11 @@ use super::{
     Shared,
     handler::{ClientGone, refuse},
 };
-use crate::{failure::Failure, limits::QueryQuota, metrics::Method};
+use crate::{
+    failure::Failure,
+    limits::{Pace, QueryQuota},
+    metrics::Method,
+};
 
 /// Where the query is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,10 +56,17 @@ fn in_query(query: &str) -> Option<Bytes> {
     URL_SAFE_NO_PAD.decode(value).ok().map(Bytes::from)
 }
 
-/// Serves a request of a client that was let in.
+/// What a client that was let in may have.
+pub(super) struct Allowance<'a> {
+    pub(super) queries: &'a QueryQuota<'a>,
+    /// Replies are larger than questions by far.
+    pub(super) pace: Pace,
+}
+
+/// Serves its request.
 pub(super) async fn serve(
     shared: &Shared,
-    queries: &QueryQuota<'_>,
+    Allowance { queries, pace }: Allowance<'_>,
     source: Source,
     mut exchange: Exchange,
 ) -> Result<(), ClientGone> {
@@ -69,7 +80,10 @@ pub(super) async fn serve(
             return refuse(shared, Method::dns, failure, exchange).await;
         }
     };
-    Ok(exchange.answer(&head, reply.into()).await?)
+    pace.spend(reply.len()).await;
+    let answered = exchange.answer(&head, reply.into());
+    let answered = timeout(shared.limits().handshake, answered).await;
+    Ok(answered.map_err(|_| ClientGone)??)
 }
 
 /// Why there is no question.

@@ -14,6 +14,7 @@ use hoplite_wire::{
     region::{self, Region, Shown},
     template::PathError,
 };
+use tokio::time::timeout;
 
 use super::{Alive, Shared, bound, client_stream, dns, ip_flow, splice, udp};
 use crate::{
@@ -49,6 +50,11 @@ pub(crate) struct Job {
     pub(crate) exchange: Exchange,
 }
 
+/// Bytes that a field of a head takes beside its name and value: two allocations, and where they are.
+const FIELD: usize = 96;
+/// Bytes of a head that count as part of its tunnel.
+const HEAD: usize = 4096;
+
 /// What carries a tunnel that is open.
 type Carried = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -71,12 +77,23 @@ impl Job {
             Ok((Asked::Bound, quota, _memory)) => Box::pin(self.bound_udp(&quota)).await,
             Ok((Asked::Ip(scope), quota, _memory)) => Box::pin(self.ip(&scope, &quota)).await,
             Ok((Asked::Dns(source), quota, _memory)) => Box::pin(self.dns(source, &quota)).await,
-            Err(failure) => Box::pin(refuse(&shared, method, failure, self.exchange)).await,
+            Err(failure) => {
+                let _alive = self.alive.clone();
+                let exchange = self.into_exchange();
+                let refused = Box::pin(refuse(&shared, method, failure, exchange));
+                let patience = shared.limits().handshake;
+                timeout(patience, refused).await.unwrap_or(Err(ClientGone))
+            }
         };
         if let Err(ClientGone) = done {
             tracing::trace!("the client left before its answer");
         }
         done.is_ok()
+    }
+
+    /// Of the request nothing is left: who was not let in has nothing counted.
+    fn into_exchange(self: Box<Self>) -> Exchange {
+        self.exchange
     }
 
     async fn admit(&self) -> Result<(Asked, QuotaGuard, MemoryReservation), Failure> {
@@ -120,7 +137,7 @@ impl Job {
             HttpVersion::H2 => self.shared.h2.send_buffer,
             HttpVersion::H1 | HttpVersion::H3 => 0,
         };
-        TUNNEL + waiting
+        TUNNEL + waiting + held(&self.head).saturating_sub(HEAD)
     }
 
     async fn tcp(
@@ -182,7 +199,11 @@ impl Job {
         let shared = self.shared;
         let queries = shared.quotas.queries(quota);
         if queries.admits_query() {
-            dns::serve(&shared, &queries, source, self.exchange).await
+            let allowance = dns::Allowance {
+                queries: &queries,
+                pace: quota.pace(),
+            };
+            dns::serve(&shared, allowance, source, self.exchange).await
         } else {
             refuse(
                 &shared,
@@ -316,6 +337,14 @@ impl Job {
         ip_flow::carry(&shared, counted, opened, self.exchange).await;
         Ok(())
     }
+}
+
+/// Bytes that a request's head takes, about: fields of a byte each take more than they have.
+fn held(head: &RequestHead) -> usize {
+    let fields = head.headers.iter();
+    let fields = fields.map(|(name, value)| FIELD + name.len() + value.len());
+    let path = head.path.as_ref().map_or(0, String::len);
+    fields.sum::<usize>() + path + head.authority.len()
 }
 
 /// With the client's region, for its client alone.
