@@ -108,6 +108,11 @@ mod linux {
         Ok(sockopt::set_ipv6_freebind(socket, true)?)
     }
 
+    /// Has the kernel choose the port of a socket that is bound to an address when it connects: another target may have the same port then.
+    pub(in crate::direct) fn choose_port_late(socket: &impl AsSocket) -> io::Result<()> {
+        set_option(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)
+    }
+
     /// Ends a TCP connection whose other end has been silent for so long.
     pub(in crate::direct) fn limit_silence(
         socket: &impl AsSocket,
@@ -142,6 +147,10 @@ mod others {
     }
 
     pub(in crate::direct) fn allow_any_ipv6(_: &impl AsSocket) -> io::Result<()> {
+        Ok(())
+    }
+
+    pub(in crate::direct) fn choose_port_late(_: &impl AsSocket) -> io::Result<()> {
         Ok(())
     }
 

@@ -96,6 +96,8 @@ async fn connect(
         silence.set(&socket).map_err(failed)?;
     }
     if let Some(source) = source {
+        // Where the system does not know that, a port that is taken for one target is taken for all.
+        system::choose_port_late(&socket).unwrap_or_default();
         bind_source(&socket, source).map_err(failed)?;
     }
     socket.set_nodelay(true).map_err(failed)?;

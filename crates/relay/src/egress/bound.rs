@@ -1,7 +1,7 @@
 //! Sockets that are bound and not connected, for flows of bound UDP: at which addresses, and whom they may send to and hear.
 
 use std::{
-    collections::HashSet,
+    collections::BTreeSet,
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
@@ -27,7 +27,7 @@ pub(super) struct BoundSockets {
     /// Where no pool has an address.
     addresses: Vec<IpAddr>,
     /// What they are bound to: these flows may have each other for peers, though this host is no target.
-    open: Arc<Mutex<HashSet<SocketAddr>>>,
+    open: Arc<Mutex<BTreeSet<SocketAddr>>>,
 }
 
 impl BoundSockets {
@@ -43,7 +43,7 @@ impl BoundSockets {
 /// The sockets of one flow, at most one of each family.
 pub(crate) struct Bound {
     sockets: Vec<BoundUdp>,
-    open: Arc<Mutex<HashSet<SocketAddr>>>,
+    open: Arc<Mutex<BTreeSet<SocketAddr>>>,
 }
 
 impl Egress {
@@ -94,6 +94,14 @@ impl Egress {
     /// Whether a flow of bound UDP may send to this peer, and hear it.
     pub(crate) fn permits_peer(&self, peer: SocketAddr) -> bool {
         self.permits_address(peer) || self.bound.open.lock().contains(&peer)
+    }
+
+    /// Whether a flow may give this peer a context. Each that is at an address where flows are: who was told which of them may be a peer would learn which
+    /// ports others have.
+    pub(crate) fn may_have_context(&self, peer: SocketAddr) -> bool {
+        let all = SocketAddr::new(peer.ip(), 0)..=SocketAddr::new(peer.ip(), u16::MAX);
+        let is_ours = || self.bound.open.lock().range(all).next().is_some();
+        self.permits_address(peer) || is_ours()
     }
 }
 

@@ -234,8 +234,9 @@ impl Open {
     fn take(&self, capsule: Capsule) -> Result<Option<Capsule>, Breach> {
         match capsule {
             Capsule::Assign { context, peer } => {
+                let may_have = |peer| self.shared.egress.may_have_context(peer);
                 let fine =
-                    peer.is_none_or(|peer| self.bound.socket(peer).is_some() && self.permits(peer));
+                    peer.is_none_or(|peer| self.bound.socket(peer).is_some() && may_have(peer));
                 let assigned = self.agreed.lock().0.assign(context, peer, fine);
                 assigned.map(Some)
             }
