@@ -50,7 +50,7 @@ pub struct DescriptorsConfig {
     pub within: Duration,
     /// Services that are looked for at once; others wait. Of them a token has no more than are left for others.
     pub at_once: usize,
-    /// Services that are known; the one that was not asked for longest goes.
+    /// Services that are known; the one that was not asked for longest goes, first of those that nobody has found.
     pub services: usize,
     /// A descriptor is used so long at least, though its period may be over by this clock: by the list's it may not.
     #[serde(deserialize_with = "hoplite_config::seconds")]
@@ -180,7 +180,14 @@ impl Inner {
     fn known(&self, address: &OnionAddress) -> Arc<tokio::sync::Mutex<Kept>> {
         let mut services = self.services.lock();
         if services.len() >= self.config.services.max(1) && !services.contains_key(address) {
-            let oldest = services.iter().min_by_key(|(_, known)| known.0);
+            // Who names services that nobody finds has none forgotten that was found, nor what was newest of it.
+            let is_found = |known: &Known| {
+                let kept = known.1.try_lock();
+                kept.map_or(true, |kept| kept.descriptor.is_some())
+            };
+            let oldest = services
+                .iter()
+                .min_by_key(|(_, known)| (is_found(known), known.0));
             let oldest = oldest.map(|(address, _)| *address);
             oldest.map(|oldest| services.remove(&oldest));
         }

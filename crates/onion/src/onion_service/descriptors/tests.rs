@@ -394,12 +394,16 @@ async fn no_more_services_are_remembered_than_there_is_room_for() {
     };
     let directory = Arc::clone(&scene.shelf) as Arc<dyn ServiceDirectory>;
     let descriptors = Descriptors::new(directory, ClientKeys::default(), config);
+    let token = Isolation::default();
+    (1..=6).for_each(|n| scene.shelf.has(n, &text(&scene.identity, 9, 5, &[])));
+    let found = scene.identity.address();
+    assert!(descriptors.service(&found, &token).await.is_ok());
     for _ in 0..9 {
         let other = ServiceIdentity::generate().expect("a key").address();
-        let token = Isolation::default();
         assert!(descriptors.service(&other, &token).await.is_err());
         tokio::time::advance(Duration::from_secs(1)).await;
     }
+    assert!(descriptors.knows(&found), "others were not found");
     assert_eq!(format!("{descriptors:?}"), "Descriptors(3 services)");
 }
 
