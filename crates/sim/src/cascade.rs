@@ -99,6 +99,8 @@ pub struct Policy {
     pub name: String,
     /// What is asked of every relay; `"auto"` becomes what suits each.
     pub request: TuningRequest,
+    /// The one hop, from 1, whose relay is asked for it, and what all others are asked for.
+    pub only: Option<(usize, TuningRequest)>,
 }
 
 impl Default for Policy {
@@ -106,17 +108,45 @@ impl Default for Policy {
         Self {
             name: "auto".into(),
             request: TuningRequest::default(),
+            only: None,
         }
     }
 }
 
 impl Policy {
     /// A policy by its text in a file; by two, of what the client sends and of what the relays send, as in `1ms/1rtt`; or `"naive"`: 1 ms from the
-    /// first packet on. `congestion` is that of all tunnels.
+    /// first packet on. Behind it may stand the one hop that has it, as in `1rtt@1`, where the others are naive. `congestion` is that of all tunnels.
     ///
     /// # Errors
     /// It is no policy.
     pub fn named(name: &str, congestion: Congestion) -> Result<Self, NotAnAckPolicy> {
+        let (policy, hop) = match name.split_once('@') {
+            Some((policy, hop)) => (
+                policy,
+                Some(hop.parse::<usize>().map_err(|_| NotAnAckPolicy)?),
+            ),
+            None => (name, None),
+        };
+        let naive = Self::request("naive", congestion)?;
+        Ok(Self {
+            name: name.into(),
+            request: Self::request(policy, congestion)?,
+            only: match hop {
+                Some(hop) if !(1..=MAX_HOPS).contains(&hop) => return Err(NotAnAckPolicy),
+                hop => hop.map(|hop| (hop, naive)),
+            },
+        })
+    }
+
+    /// What the relay of this hop is asked for.
+    fn of_hop(&self, hop: usize) -> TuningRequest {
+        match self.only {
+            Some((only, others)) if only != hop => others,
+            _ => self.request,
+        }
+    }
+
+    fn request(name: &str, congestion: Congestion) -> Result<TuningRequest, NotAnAckPolicy> {
         let usual = TuningRequest {
             congestion,
             ..TuningRequest::default()
@@ -136,10 +166,7 @@ impl Policy {
             let (up, down) = TuningRequest::both(name)?;
             TuningRequest { up, down, ..usual }
         };
-        Ok(Self {
-            name: name.into(),
-            request,
-        })
+        Ok(request)
     }
 }
 
@@ -364,7 +391,7 @@ impl<'a> World<'a> {
     /// The client's tunnel to one more relay, and what both ends agree on.
     fn dial(&mut self, hop: usize) -> Result<(), Failed> {
         let carries_next = hop + 1 < self.settings.hops;
-        let request = self.settings.policy.request.for_hop(carries_next);
+        let request = self.settings.policy.of_hop(hop + 1).for_hop(carries_next);
         let near = ConnectionController::client(request, end::INBOX);
         let far = ConnectionController::relay(TuningGrant::default(), end::INBOX);
         let settings = (near.tuning_setting(), far.tuning_setting());

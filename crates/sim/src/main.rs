@@ -126,7 +126,7 @@ struct CascadeArgs {
     #[arg(long, default_value = "download", value_parser = transfer)]
     transfer: cascade::Transfer,
     /// Policies, as `acks` of a client's file has them; two, of what the client sends and of what relays send, as 1ms/1rtt; or "naive": 1 ms from
-    /// the first packet on.
+    /// the first packet on. Behind a policy the one hop that has it, as 1rtt@1: others are naive.
     #[arg(
         long,
         value_delimiter = ',',
